@@ -1,6 +1,4 @@
-"""How Spark finds `format("spark_log")`: it looks for top-level modules named pyspark_* with an attribute
-DefaultSource.
-"""
+"""Lets Spark find `format("spark_log")`: it searches top-level modules pyspark_* for an attribute DefaultSource."""
 
 from spark_log.spark.datasource.source import SparkLogDataSource as DefaultSource
 

@@ -1,7 +1,7 @@
 """Installs Delta's JARs and Spark's Avro JAR in a `jars` folder, and defines the settings that they need.
 
-Spark's resolver (Ivy) downloads them as it does for `spark.jars.packages`: from Maven Central, or from the mirror that
-the user's environment names (DEFAULT_ARTIFACT_REPOSITORY, or spark.jars.ivySettings in spark-defaults.conf).
+Spark's resolver (Ivy) downloads the JARs as it does for `spark.jars.packages`: from Maven Central, or from the mirror
+that DEFAULT_ARTIFACT_REPOSITORY, or spark.jars.ivySettings in spark-defaults.conf, names.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SPARK = "4.2"
-"""The Spark that Delta's JARs are compiled for."""
+"""The Spark version for which Delta's JARs are compiled."""
 PACKAGE = f"io.delta:delta-spark_{SPARK}_2.13:4.4.0"
 """Delta's package for `spark.jars.packages`."""
 AVRO_PACKAGE = "org.apache.spark:spark-avro_2.13:4.1.1"
@@ -43,8 +43,8 @@ JARS = {
     "io.unitycatalog_unitycatalog-hadoop-0.6.0.jar": "c47b63c961c87102b9e1d63809a0915ba4c86b7652f57c8d39ca3a05b441a150",
     "org.apache.spark_spark-avro_2.13-4.1.1.jar": "6a19d90bc3b6e88d8db0fa36a19273aa10fea2dbd7a62bb60e4cedd73051b32d",
 }
-"""SHA-256 by file name (as Ivy names it: group, artifact, version). Spark has all other dependencies already, some of
-them in another version.
+"""SHA-256 by file name. Ivy names a file by group, artifact and version. Spark already has all other dependencies, some
+of them in another version.
 """
 _SPARK_HAS = (
     "com.*:*,commons-*:*,io.airlift:*,javax.*:*,org.apache.hadoop:*,org.apache.logging.*:*,org.apache.parquet:*"
@@ -60,14 +60,14 @@ NOT_INSTALLED = (
 
 
 def spark_jars_folder() -> Path:
-    """Return the `jars` folder of the Spark that this interpreter uses: SPARK_HOME's, or the installed pyspark's."""
+    """Return the `jars` folder of the Spark that this interpreter uses: in SPARK_HOME, or else in installed pyspark."""
     from pyspark.find_spark_home import _find_spark_home
 
     return Path(_find_spark_home()) / "jars"
 
 
 def check_spark(jars: Path) -> None:
-    """Raise DeltaNotInstalledError if the Spark whose JARs are in the folder `jars` is not of Delta's version.
+    """Raise DeltaNotInstalledError if Delta's JARs are for another version than the Spark of the folder `jars`.
 
     A Spark whose version the folder does not show is accepted.
     """
@@ -85,10 +85,10 @@ def missing_in(folder: Path) -> list[str]:
 
 
 def install(folder: Path, report: Callable[[str], None]) -> list[str]:
-    """Download the JARs that `folder` lacks, verify and place them; return their names. Remove their other versions.
+    """Download and verify the JARs that `folder` lacks, and copy them there. Return their names. Remove other versions.
 
-    `report` gets a line of progress for each file. Raises DeltaNotInstalledError with advice, for example because this
-    Spark is not the one of the JARs; `folder` is then unchanged.
+    `report` gets a line of progress for each file. Raises DeltaNotInstalledError with advice, for example if the JARs
+    are for another Spark version; `folder` is then unchanged.
     """
     check_spark(spark_jars_folder())
     missing = missing_in(folder)
@@ -123,8 +123,8 @@ def check_loaded(session: "SparkSession") -> None:
 
 
 def is_loaded(session: "SparkSession") -> bool:
-    """Whether the running Spark has Delta's classes and the session its extension, without which Spark would not apply
-    deletion vectors.
+    """Whether the running Spark has Delta's classes, and the session has Delta's extension. Without the extension,
+    Spark would not apply deletion vectors.
     """
     if DELTA_SETTINGS["spark.sql.extensions"] not in (session.conf.get("spark.sql.extensions", "") or ""):
         return False
@@ -156,7 +156,7 @@ def _check_writable(folder: Path) -> None:
 
 
 def _place(source: Path, target: Path) -> None:
-    """Copy the whole file or nothing: a Spark that starts meanwhile never sees a partial file."""
+    """Copy the file atomically: a Spark that starts meanwhile never sees a partial file."""
     partial = target.with_suffix(".partial")
     shutil.copyfile(source, partial)
     os.replace(partial, target)
@@ -169,7 +169,7 @@ def _other_versions(folder: Path) -> Iterator[Path]:
 
 
 def _download(scratch: Path, report: Callable[[str], None]) -> None:
-    """Let Ivy fetch the packages into `scratch`/ivy/jars."""
+    """Run Ivy, which downloads the packages to `scratch`/ivy/jars."""
     program = scratch / "nothing.py"  # spark-submit resolves packages before it runs a program
     program.write_text("")
     submit = spark_jars_folder().parent / "bin" / "spark-submit"
@@ -192,7 +192,7 @@ def _download(scratch: Path, report: Callable[[str], None]) -> None:
 
 
 def _reason(output: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Return advice on a spark-submit that failed, from its output."""
+    """Return the reason of a failed spark-submit with advice, from its output."""
     if any("JAVA_HOME is not set" in line for line in output):
         return "Spark needs Java 17 or later: install it, or set JAVA_HOME"
     failures = [line for line in output if line.startswith(("Server access error", "Host "))]

@@ -1,15 +1,15 @@
-"""Forks the Python processes of Spark's driver from one that has imported their modules already.
+"""Forks the Python processes of Spark's driver from a server that has already imported their modules.
 
-Spark starts a process on the driver for each kind of planning (create a source, plan a read or a write, commit) and for
-each start of a streaming query, and with a local master also one that forks the workers of tasks. Each imports pyspark,
-pyarrow, SQLAlchemy and spark-log: about a second of CPU time. Under `spark-log-python`, the first of them, which looks
-up the data sources, forks a server that imports these modules in the background. The later ones leave their work to a
-fork of it, as soon as it has imported: they pass their arguments, environment, folder and standard streams, and then
-only wait for the fork and forward SIGTERM.
+On the driver, Spark starts a process for each kind of planning (create a source, plan a read or a write, commit) and
+for each start of a streaming query. With a local master, one more forks the workers of tasks. Each process imports
+pyspark, pyarrow, SQLAlchemy and spark-log, which takes about a second of CPU time. Under `spark-log-python`, the first
+process, which looks up the data sources, forks a server that imports these modules in the background. As soon as the
+server has imported them, its forks do the work of the later processes. Such a process passes its arguments,
+environment, folder and standard streams to its fork. Then it only waits for the fork and forwards SIGTERM.
 
-A server belongs to one JVM, user and environment, ends with that JVM, and accepts requests of that user alone. Where
-there is no server (another operating system than Linux), a process imports for itself. So do the executors of a
-cluster: their JVM looks up no data sources.
+A server belongs to one JVM, user and environment, ends with the JVM, and accepts requests of that user only. Without a
+server, each process imports the modules itself: on other operating systems than Linux, and in the executors of a
+cluster, whose JVM looks up no data sources.
 """
 
 import atexit
@@ -47,16 +47,16 @@ _IMPORTED = (
     "sqlalchemy.dialects.sqlite",
 )
 _IMPORTED_AFTER_FIRST_FORK = ("pandas", "deltalake")
-"""Modules that only tasks and commits need. Spark starts these later, so the first fork does not wait for them."""
+"""Modules that only tasks and commits need. Spark starts those later, so the first fork does not wait for imports."""
 _PER_PROCESS = ("PYSPARK_", "PYTHON_", "SPARK_")
-"""Prefixes of the variables that Spark sets for one process; they may differ between a server and its forks."""
+"""Prefixes of variables that Spark sets for one process; their values may differ between a server and its forks."""
 _FIXED = ("SPARK_LOG_", "PYSPARK_ENABLE_NAMEDTUPLE_PATCH")
 """Prefixes of variables that modules read when they are imported."""
 _MEMORY_LIMITS = ("PYSPARK_EXECUTOR_MEMORY_MB", "PYSPARK_PLANNER_MEMORY_MB")
-"""Variables that limit a process's address space, of which the server's modules would take 0.6 GB."""
+"""Variables that limit a process's address space. The server's modules would take 0.6 GB of it."""
 _THREADS = {"OMP_NUM_THREADS": "1"}
-"""A variable that Spark sets for tasks of one core. The server sets it before it imports numpy, so that numpy starts no
-threads, which a fork would not have.
+"""A variable that Spark sets for tasks of one core. The server sets it before it imports numpy. Then numpy starts no
+threads, which forks would lack.
 """
 _CHUNK = 1 << 16
 _JEMALLOC = "jemalloc_bg_thd"
@@ -69,10 +69,10 @@ _status: int | None = None
 
 
 def take_over(arguments: Sequence[str]) -> list[str] | None:
-    """Let a fork of the server run the module `arguments[0]`, if there is a server, and end with the fork's status.
+    """If there is a server, let a fork of it run the module `arguments[0]`, and end this process with its status.
 
-    Returns in processes that have to run a module. None means that the process runs its own module. In a fork of the
-    server it returns the arguments of the request, with the environment, folder and streams of the process that asked.
+    Returns only in processes that have to run a module. With None, the process runs its own module. In a fork of the
+    server, returns the arguments of the requesting process, whose environment, folder and streams the fork has by then.
     """
     is_served = any(name.startswith(_SERVED) for name in arguments[:2]) and not os.environ.keys() & set(_MEMORY_LIMITS)
     if not is_served or sys.platform != "linux":
@@ -123,8 +123,8 @@ def _is_same_user(connection: socket.socket) -> bool:
 
 
 def _request_fork(connection: socket.socket, arguments: Sequence[str]) -> int | None:
-    """Return the pid of the fork that runs `arguments` in this process's place; None if there is no such fork."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until it can be forwarded
+    """Request a fork that runs `arguments` instead of this process. Return its pid, or None if there is no fork."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])  # until the signal can be forwarded
     request = json.dumps([list(arguments), dict(os.environ), os.getcwd()]).encode()
     try:
         sent = socket.send_fds(connection, [request], [0, 1, 2])
@@ -171,20 +171,20 @@ def _close_streams() -> None:
 
 
 def _receive(connection: socket.socket) -> int | None:
-    """Return the pid of a fork, or ~status once it has ended; None if the server has ended or refused."""
+    """Receive the pid of a fork, or ~status once the fork has ended. Return None if the server has ended or refused."""
     data = connection.recv(_STATUS.size, socket.MSG_WAITALL)
     return int(_STATUS.unpack(data)[0]) if len(data) == _STATUS.size else None
 
 
 def _serve(address: bytes, jvm_ended: int) -> list[str]:
-    """Import, then fork for each request. Returns in a fork, with its arguments; the server itself ends here."""
+    """Import the modules, then fork for each request. Returns only in a fork, with the arguments that it has to run."""
     atexit.register(end_without_teardown)  # before the handlers of imported modules, so that it runs after them
     try:
         os.setsid()
         _close_streams()
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(address)
-        listener.listen(64)  # processes that ask meanwhile wait: each would import the same
+        listener.listen(64)  # requests wait for the imports: their processes would import the same modules
         for name, value in _THREADS.items():
             os.environ.setdefault(name, value)
         for module in _IMPORTED:
@@ -198,7 +198,7 @@ def _serve(address: bytes, jvm_ended: int) -> list[str]:
             if jvm_ended in ready:
                 break
             if not ready:
-                with contextlib.suppress(Exception):  # processes that need it report why
+                with contextlib.suppress(Exception):  # a process that needs the module reports the error
                     import_module(not_imported.pop(0))
             for ended in connections.keys() & set(ready):
                 os.close(ended)
@@ -218,7 +218,7 @@ def _serve(address: bytes, jvm_ended: int) -> list[str]:
                     continue
                 connections[fork_ended] = pid, request
                 has_forked = True
-    except BaseException:  # it has no stream to report to; processes that find no server import for themselves
+    except BaseException:  # there is no stream to report to; processes without a server import for themselves
         os._exit(1)
     os._exit(0)
 
@@ -226,7 +226,7 @@ def _serve(address: bytes, jvm_ended: int) -> list[str]:
 def _fork() -> int | None:
     try:
         return os.fork()
-    except OSError:  # a limit of processes or memory: the process that asks imports for itself
+    except OSError:  # a limit of processes or memory: the requesting process imports for itself
         return None
 
 
@@ -240,7 +240,7 @@ def _accept(listener: socket.socket) -> socket.socket | None:
 
 
 def _has_threads() -> bool:
-    """Whether an imported module started a thread. A fork would not have it, and could wait for a lock that it held."""
+    """Whether an imported module has started a thread. A fork lacks it, and could wait for ever for a lock it held."""
     names = []
     for task in os.listdir("/proc/self/task"):
         with open(f"/proc/self/task/{task}/comm") as file:
@@ -250,12 +250,12 @@ def _has_threads() -> bool:
 
 def _report_end(pid: int, connection: socket.socket) -> None:
     status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    with connection, contextlib.suppress(OSError):  # OSError: the process that asked has been killed
+    with connection, contextlib.suppress(OSError):  # OSError: the requesting process has been killed
         connection.sendall(_STATUS.pack(~(status if status >= 0 else 128 - status)))
 
 
 def _become(connection: socket.socket) -> list[str]:
-    """Take over the streams, environment and folder of the process that asks; return its arguments."""
+    """Take over the streams, environment and folder of the requesting process. Return its arguments."""
     message, descriptors, _, _ = socket.recv_fds(connection, _CHUNK, 3)
     while more := connection.recv(_CHUNK):
         message += more
@@ -275,7 +275,7 @@ def _become(connection: socket.socket) -> list[str]:
 def reseed() -> None:
     """Seed numpy's generator in a new fork, so that forks do not repeat each other's random numbers.
 
-    Python's module `random` does so itself.
+    Python's module `random` does this itself.
     """
     if "numpy.random" in sys.modules:
         import_module("numpy.random").seed()
@@ -296,7 +296,7 @@ def run_program(program: Callable[[], object]) -> None:
 
 
 def end_without_teardown() -> None:
-    """End the process if its program has ended. As the first handler of atexit, it runs last, after all threads.
+    """End the process at once if its program has ended. As atexit's first handler, this runs last, after all threads.
 
     The interpreter would take 0.1 s of CPU time to tear down the modules that a fork has inherited.
     """

@@ -1,11 +1,11 @@
-"""`spark-log-python`: an interpreter for Spark's Python processes that starts them in a quarter of the time.
+"""Implements `spark-log-python`, an interpreter that starts Spark's Python processes in a quarter of the time.
 
 Spark puts its `pyspark.zip` and `py4j-*-src.zip` first on PYTHONPATH. Python compiles modules from a zip anew in every
-process, which takes about a second, and Spark starts several processes for each new query over a data source. Where
-the environment has the same versions installed, this interpreter takes the zips off the path and so uses the compiled
-modules; otherwise the zips stay. In all else it is the environment's `python`.
+process, which takes about a second, and Spark starts several processes for each new query over a data source. If the
+environment has the same versions installed, this interpreter removes the zips from the path, and so uses the compiled
+modules. In everything else it is the environment's `python`.
 
-Set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON to it. It imports little: it runs at the start of each process.
+Set PYSPARK_PYTHON and PYSPARK_DRIVER_PYTHON to it. This module runs at the start of each process, so it imports little.
 """
 
 import os
@@ -20,7 +20,7 @@ _DAEMON = "pyspark.daemon"
 
 
 def executable() -> str:
-    """Return the interpreter for Spark's Python processes: the installed `spark-log-python`, else this interpreter."""
+    """Return the interpreter for Spark's Python processes: `spark-log-python` if installed, else this interpreter."""
     from sysconfig import get_path
 
     command = os.path.join(get_path("scripts"), COMMAND)
@@ -28,7 +28,7 @@ def executable() -> str:
 
 
 def without_installed_zips(paths: Iterable[str], folders: Iterable[str]) -> list[str]:
-    """Return `paths` without Spark's zips of which one of `folders` has the package in the same version."""
+    """Return `paths` without those zips of Spark whose package is installed in `folders` in the same version."""
     folders = list(folders)
     return [path for path in paths if not _is_installed(path, folders)]
 
@@ -64,7 +64,7 @@ def main() -> None:
         sys.path[:] = [path for path in sys.path if path in kept or path not in paths]
     if sys.argv[1:2] != ["-m"] or len(sys.argv) < 3:
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-    # Spark's processes are all modules. They run here: a second interpreter would cost a part of what is saved.
+    # All of Spark's processes run modules. These run here, because the start of another interpreter takes time.
     if not sys.flags.safe_path:
         sys.path[0] = os.getcwd()  # instead of this script's folder, as `python -m` has it
     del sys.argv[:2]
@@ -79,11 +79,11 @@ def main() -> None:
 
 
 def _run_daemon() -> None:
-    """Run Spark's daemon, whose workers end without a traceback when Spark has closed their connection.
+    """Run Spark's daemon, but let its workers end without a traceback when Spark has closed their connection.
 
-    Spark closes the connections of idle workers after a minute and at its end. Each such worker tries to report the end
-    of its input as an error, and with Unix sockets Spark's own code prints that it cannot. A worker's first task seeds
-    numpy's generator, which the daemon may have imported already.
+    Spark closes the connections of idle workers after a minute and at its end. Such a worker tries to report the end of
+    its input as an error. With Unix sockets this fails, and Spark's own code prints a traceback. A worker also seeds
+    numpy's generator before its first task, because the daemon may have imported numpy already.
     """
     import pyspark.daemon
 

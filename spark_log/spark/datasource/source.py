@@ -64,9 +64,9 @@ _LOST_OPTIONS = (
 class SparkLogDataSource(DataSource):
     """Reads and writes topics, batch and streaming, with the options of Spark's Kafka connector. Runs on the driver.
 
-    Spark pickles it between processes of the driver. But the function that Spark builds from a reader and sends to
-    executors holds the source as well. So a source that has created a reader is pickled without its options: they
-    contain the store's address, and maybe a password.
+    Spark pickles the source between processes of the driver. But it is also part of the function that Spark builds from
+    a reader and sends to executors. So a source that has created a reader is pickled without its options, which contain
+    the store's address and maybe a password.
     """
 
     _options_may_travel = True
@@ -76,12 +76,12 @@ class SparkLogDataSource(DataSource):
         return "spark_log"
 
     def schema(self) -> StructType:
-        """Return the seven columns of Spark's Kafka source, and `headers` with includeHeaders; or the columns of option
-        `columns`, which may name typed columns too.
+        """Return the seven columns of Spark's Kafka source, and `headers` with includeHeaders. Option `columns` chooses
+        others instead, and may name typed columns.
 
-        `load()` calls it without the information whether it is for a batch or a stream, so it raises InvalidOptionError
-        for options that are invalid for both. CREATE TABLE passes the properties of the table, and each query of the
-        table its own options. So spark-log's options that queries would miss are refused.
+        `load()` does not tell whether the read is a batch or a stream, so this raises InvalidOptionError for options
+        that are invalid for both. CREATE TABLE passes the properties of the table, but a query of the table gets only
+        its own options. So CREATE TABLE is refused with options of spark-log that the queries would miss.
         """
         if _TABLE_PROPERTY in self.options:
             lost = [name for name in self.options if is_option(name) and name.lower() not in _OPTIONS_OF_TABLES]
@@ -93,8 +93,8 @@ class SparkLogDataSource(DataSource):
         return self._schema()
 
     def _schema(self, records: dict[str, DataType] | None = None) -> StructType:
-        """Return the schema. `records` are the types of the structs of typed columns; if they are not known, the
-        topic's types are read from the metadata store.
+        """Return the schema. `records` are the types of the typed columns' structs. Without them, the types are read
+        from the metadata store.
         """
         types = _TYPES
         # not the module column_choice: it imports pyarrow
@@ -116,7 +116,7 @@ class SparkLogDataSource(DataSource):
         return BatchReader(options, ReadColumns.of(schema))
 
     def streamReader(self, schema: StructType) -> StreamReader:
-        # never raises: Spark would call stop on the reader that it does not have, and show that error instead
+        # never raises, because Spark would then call `stop` without a reader, and show the error of that
         self._options_may_travel = False
         return StreamReader(functools.partial(self._stream_options, schema), ReadColumns.of(schema))
 

@@ -1,7 +1,7 @@
 """Shows errors of the data source without the traceback of the Python process in which Spark runs it.
 
-Spark shows the traceback first and the message last, unless SPARK_HIDE_TRACEBACK is set in the process that raised the
-error (Spark's own setting for that also hides the traceback of defects). Such a process ends with the error.
+Spark shows the traceback first and the message last, unless the process that raises the error, and ends with it, has
+set SPARK_HIDE_TRACEBACK. (Spark's own setting for this would also hide the tracebacks of defects.)
 """
 
 import functools
@@ -43,7 +43,7 @@ def _wrapped(method: Callable[..., Any]) -> Callable[..., Any]:
         except GeneratorExit as closed:
             if isinstance(closed.__context__, BrokenPipeError | ConnectionResetError) and _in_process_of_spark():
                 # Spark has all the rows it needs (LIMIT) and has closed the connection. The process would end now in
-                # any case, but it would first print that it cannot flush its last rows
+                # any case, but would first print that it cannot flush its last rows
                 os._exit(1)
             raise
 

@@ -1,4 +1,4 @@
-"""The offsets that a group has read after a micro-batch: the batch's ends in Spark's offset log. Driver."""
+"""Reads the end offsets of a micro-batch, which a sink commits to its group, from Spark's offset log. Driver."""
 
 import json
 import posixpath
@@ -16,12 +16,12 @@ from spark_log.ids import TopicPartition
 from spark_log.spark.datasource.checkpoint.offset_log import ends_of_batch
 
 _OF_HADOOP = re.compile("^s3[an]://")
-"""Hadoop's names of the scheme that pyarrow calls s3."""
+"""Hadoop's URI schemes of S3. pyarrow has only `s3://`."""
 
 
 @dataclass(frozen=True)
 class BatchEnds:
-    """A group, and the batch's entry in the offset log."""
+    """The end offsets of a batch, to be committed to a group. `entry` is the batch's entry in the offset log."""
 
     group_id: str
     entry: str
@@ -42,8 +42,8 @@ class BatchEnds:
 def read_entry(checkpoint: str, query_id: str | None, batch_id: int) -> str:
     """Read the batch's entry in the offset log without Spark, because the processes that commit for a sink have no JVM.
 
-    Raises CheckpointUnreadable if it cannot be read, or the checkpoint belongs to another query. Spark resolves a path
-    without a scheme in its default file system; this function resolves it in the local one.
+    Raises CheckpointUnreadable if the entry cannot be read, or the checkpoint belongs to another query. Spark resolves
+    a path without a scheme in its default file system; this function resolves it in the local one.
     """
     try:
         uri = checkpoint if ":" in checkpoint.split("/")[0] else Path(checkpoint).absolute().as_uri()
@@ -67,7 +67,7 @@ def _text(files: fs.FileSystem, path: str) -> str:
 
 
 def unreadable_error(group_id: str, checkpoint: str, why: Exception) -> InvalidOptionError:
-    """Return the error of a sink with `group.id`, which has to know the end offsets of a batch."""
+    """Return the error of a sink with `group.id` that cannot read the end offsets of a batch."""
     return InvalidOptionError(
         f"group.id {group_id!r}: the checkpoint cannot be read at {redact(checkpoint)!r}: {redact(str(why))}."
         " Give checkpointLocation as a URI that pyarrow opens, or use spark_log.spark.streams.batch_transaction in"

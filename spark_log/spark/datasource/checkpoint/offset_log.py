@@ -1,5 +1,5 @@
-"""Spark's offset log: the ends of a micro-batch in its sources. Spark writes `<checkpoint>/offsets/<batch id>` before
-it runs the batch, and reads the same file when it repeats the batch.
+"""Parses Spark's offset log, which has the end of each micro-batch in each source. Spark writes
+`<checkpoint>/offsets/<batch id>` before it runs the batch, and reads the same file when it repeats the batch.
 
     v1                                       the version of the format
     {"batchWatermarkMs":0,…}                 other data of the batch
@@ -20,7 +20,7 @@ _VERSIONS = ("v1", "v2")
 
 
 class End(NamedTuple):
-    """The next offset, and the leader epoch when it was decided, or -1 in a checkpoint that an older version began."""
+    """The next offset, and the leader epoch when it was decided. The epoch is -1 in checkpoints of older versions."""
 
     offset: int
     leader_epoch: int
@@ -29,8 +29,8 @@ class End(NamedTuple):
 def ends_of_batch(
     entry: str, cluster_id: str, topic_ids: Mapping[str, TopicId], group_id: str
 ) -> dict[TopicPartition, End]:
-    """Return the batch's end in each partition that its sources of this cluster read, the lowest one if several read
-    it.
+    """Return the batch's end in each partition that a source of this cluster reads, or the lowest end if several
+    sources read the partition.
 
     Leaves out topics that were deleted or recreated since: `topic_ids` are the ids of the existing topics. Raises
     InvalidOptionError if no source of the query reads from this cluster.
@@ -54,7 +54,7 @@ def ends_of_batch(
 
 
 def fingerprint_of_batch(entry: str) -> str:
-    """Return 16 hex digits. They are the same when Spark repeats the batch, and differ if a batch is planned again."""
+    """Return 16 hex digits. A batch that Spark repeats has the same digits, and one that it plans again has others."""
     return hashlib.blake2b(entry.encode(), digest_size=8).hexdigest()
 
 

@@ -6,8 +6,8 @@
 No topic name contains `@`. `@topics` are the ids of the topics: they distinguish a recreated topic from the deleted
 one. `@epochs` are the leader epochs of the partitions when the offsets were decided: they reveal records that an
 unclean election has truncated since. `@cluster` is the id of the cluster: topics of two clusters may have the same ids,
-and a sink needs to know the cluster of the offsets. Spark does not store where a query started and asks again when it
-replays batch 0: so its start is kept with its end.
+and a sink needs to know the cluster of the offsets. Spark does not store where a query started, and asks for the start
+again when it replays batch 0. So the end of batch 0 contains the batch's start.
 """
 
 import json
@@ -41,7 +41,7 @@ class Positions:
     epochs: Epochs = field(default_factory=dict)
 
     def of_another_cluster(self) -> "Positions":
-        """Return the positions for a cluster that has none of their topics, only others with the same names."""
+        """Return the positions with an id that no topic has: every topic of the cluster counts as recreated."""
         return Positions(self.offsets, {tp.topic: _OF_ANOTHER_CLUSTER for tp in self.offsets})
 
 
@@ -86,8 +86,8 @@ class StreamOffset:
 
     @classmethod
     def of_text(cls, text: str | None) -> "StreamOffset | None":
-        """Return the offset that Spark shows in the progress of a query; None without one, or if it cannot be that of a
-        source of this kind. (That of Kafka's source has topics and offsets too.)
+        """Parse the offset that Spark shows in the progress of a query. Return None without one, or if another kind of
+        source wrote it. (An offset of Kafka's source is accepted: it has topics and offsets too.)
         """
         try:
             return cls.from_json(json.loads(text or "null"))

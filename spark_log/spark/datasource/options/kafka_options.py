@@ -1,9 +1,9 @@
-"""The treatment of each option of Kafka's clients (`kafka.…`) that is given to `format("spark_log")`, in one table.
+"""Defines how `format("spark_log")` treats each option of Kafka's clients (`kafka.…`), in one table.
 
-Spark's Kafka connector passes these options to its consumers and producers; spark-log has none. An option is honoured,
-or it is refused because a read or a write without it would have another meaning or less protection, or it is ignored
-because records, order and delivery are the same without it. An option without a row is ignored, as Kafka's clients do
-with unknown names. docs/guides/from-spark-kafka.md is for users.
+Spark's Kafka connector passes these options to its consumers and producers; spark-log has none. Some options are
+honoured. Others are refused, because a read or a write without them would have another meaning or less protection. The
+rest is ignored, because records, order and delivery are the same without them. An option without a row is ignored, as
+Kafka's clients ignore unknown names. docs/guides/from-spark-kafka.md is for users.
 """
 
 from collections.abc import Mapping
@@ -27,15 +27,15 @@ class Honoured:
 
 @dataclass(frozen=True)
 class Ignored:
-    """An option that has no effect on any side. `reason` explains why none is needed."""
+    """An option that has no effect on reads and writes. `reason` explains why none is needed."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class Refused:
-    """An option that is an error on these sides, except with the value `unless`, which is the behaviour of spark-log.
-    On the other side it is ignored.
+    """An option that is an error on these sides, and is ignored on the other one. The value `unless` is no error,
+    because spark-log behaves so without the option.
 
     `{name}` in `message` is the option without its prefix. Options with the same message are named together.
     """

@@ -1,12 +1,12 @@
-"""The JSON texts of the connector: offsets, timestamps and assigned partitions.
+"""Parses and writes the JSON texts of the connector: offsets, timestamps and assigned partitions.
 
     offsets      {"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}     -1 latest, -2 earliest
     timestamps   {"topicA":{"0":1700000000000}}                   milliseconds since 1970
     assign       {"topicA":[0,1],"topicB":[0]}
 
-Source: "Structured Streaming + Kafka Integration Guide" and JsonUtils of Spark's connector. Stricter than it for
-ambiguous input: duplicate keys, floats, booleans, "01" for a partition and numbers beyond int64 are refused. The
-output is canonical (topics sorted, partitions in numeric order, no spaces), so equal offsets are equal texts.
+Source: "Structured Streaming + Kafka Integration Guide" and JsonUtils of Spark's connector. Unlike Spark, this module
+refuses ambiguous input: duplicate keys, floats, booleans, "01" for a partition and numbers beyond int64. The output is
+canonical (topics sorted, partitions in numeric order, no spaces), so equal offsets are equal texts.
 """
 
 import json
@@ -31,7 +31,7 @@ _SHOWN_CHARS_MAX = 1000
 
 
 def parse_offsets(text: str) -> dict[TopicPartition, int]:
-    """Parse offsets by partition, which may be -1 (latest) and -2 (earliest).
+    """Parse offsets by partition. An offset may be -1 (latest) or -2 (earliest).
 
     Raises InvalidOptionError "Expected e.g. {…}, got …".
     """
@@ -44,7 +44,7 @@ def parse_timestamps(text: str) -> dict[TopicPartition, int]:
 
 
 def parse_assign(text: str) -> tuple[TopicPartition, ...]:
-    """Parse the named partitions, sorted, without duplicates. Raises InvalidOptionError "Expected e.g. {…}, got …"."""
+    """Return the named partitions, sorted, without duplicates. Raises InvalidOptionError "Expected e.g. {…}, got …"."""
     partitions = set()
     for topic, numbers in _load(text, ASSIGN_EXAMPLE).items():
         if not isinstance(numbers, list):
@@ -65,8 +65,8 @@ def offsets_to_dict(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str
 
 
 def offsets_from_dict(nested: object, *, resolved: bool = True) -> dict[TopicPartition, int]:
-    """Convert the result of `offsets_to_dict` back, checked as `parse_offsets` checks its text. If they must be
-    `resolved`, as in a checkpoint, -1 and -2 are refused.
+    """Convert a result of `offsets_to_dict` back to offsets, with the checks of `parse_offsets`. With `resolved`, as in
+    a checkpoint, -1 and -2 are refused.
     """
     return _flatten(nested, nested, OFFSETS_EXAMPLE, 0 if resolved else EARLIEST)
 

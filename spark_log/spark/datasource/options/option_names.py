@@ -1,7 +1,7 @@
-"""Finds option names that have no effect and resemble one that has: they are probably typing errors.
+"""Finds unknown option names that resemble the name of an option, and so are probably typing errors.
 
-Unknown options are ignored, because Spark passes options of its own (`path`, `queryName`). So a misspelt option would
-be ignored in silence: the driver warns of it.
+Unknown options are ignored, because Spark passes options of its own (`path`, `queryName`). So the driver warns of names
+that look misspelt.
 """
 
 import logging
@@ -34,7 +34,7 @@ _WITH_EFFECT = {
 
 
 def is_option(name: str) -> bool:
-    """Whether a read or a write has this option, apart from those that have no effect."""
+    """Whether a read or a write has an option of this name that is not simply ignored."""
     return name.lower() in _WITH_EFFECT
 
 

@@ -31,8 +31,8 @@ class OptionText:
             raise InvalidOptionError(message)
 
     def word(self, name: str, alias: str | None = None) -> str | None:
-        """Return a trimmed text that is not empty and has no control characters or lone surrogates. It is given under
-        `name` or `alias`, which must agree.
+        """Return the trimmed text of the option `name` or its `alias`, or None without both. Raises InvalidOptionError
+        if it is empty, has control characters or lone surrogates, or if the two options differ.
         """
         texts: dict[str, str] = {}
         for key in (name, alias) if alias else (name,):

@@ -1,8 +1,8 @@
-"""The start and the end of a read: the positions in the options, and the offsets to which they resolve.
+"""Resolves the positions in the options, where a read starts and ends, to offsets.
 
-A `Position` is a sum type, and `resolve` handles all its cases. The caller finds offsets by timestamp: it calls
-`timestamps_to_look_up`, fills `found`, and `resolve` decides. Message texts are those of Spark's connector
-(kafka-error-conditions.json, KafkaOffsetReaderAdmin) without the word Kafka.
+A `Position` is a sum type, and `resolve` handles all its cases. The caller looks up the timestamps that
+`timestamps_to_look_up` returns, and passes their offsets to `resolve` as `first_offsets`. Message texts are those of
+Spark's connector (kafka-error-conditions.json, KafkaOffsetReaderAdmin) without the word Kafka.
 """
 
 from collections.abc import Collection, Iterable, Mapping
@@ -47,14 +47,14 @@ class CommittedOffsets:
 
 @dataclass(frozen=True)
 class GlobalTimestamp:
-    """The first offset with timestamp >= timestamp_ms, in every partition."""
+    """The offset of the first record with timestamp >= timestamp_ms, in every partition."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True)
 class SpecificTimestamps:
-    """The first offset with timestamp >= the partition's timestamp (ms)."""
+    """The offset of the first record with timestamp >= the partition's timestamp (ms)."""
 
     timestamps_ms: dict[TopicPartition, int]
 
@@ -63,7 +63,7 @@ Position = EarliestOffsets | LatestOffsets | SpecificOffsets | CommittedOffsets 
 
 
 def check_unresolved(start: Position, end: Position) -> None:
-    """Refuse, before the log is read, two JSONs that name different partitions or whose start is above its end.
+    """Check, before the log is read, that two JSONs name the same partitions, and that no start is above its end.
 
     Raises InvalidOptionError.
     """
@@ -74,7 +74,7 @@ def check_unresolved(start: Position, end: Position) -> None:
 
 
 def timestamps_to_look_up(position: Position, assigned: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-    """Return the timestamps (ms) whose offsets `resolve` needs in `found`; empty for a position by offsets."""
+    """Return the timestamps (ms) whose offsets `resolve` needs, or an empty dict for a position by offsets."""
     match position:
         case GlobalTimestamp(timestamp_ms):
             return dict.fromkeys(assigned, timestamp_ms)
@@ -98,10 +98,10 @@ def resolve(
     """Return the offset of every assigned partition. The result has the keys of `available`.
 
     `available` is [log start offset, high watermark) of all assigned partitions, `committed` the group's offsets. For a
-    position by timestamp, `first_offsets` has the offset of the first record at or after it, or None if there is none:
-    then the offset is the latest one, or an error for a start under strategy "error". Offsets outside `available` are
-    kept: `data_loss.resolve_ranges` decides whether that is a loss. Raises InvalidOptionError if the position names
-    other partitions than the assigned ones.
+    position by timestamp, `first_offsets` has the offset of each partition's first record at or after its timestamp, or
+    None without such a record. None resolves to the latest offset, or is an error for a start under strategy "error".
+    Offsets outside `available` are kept: `data_loss.resolve_ranges` decides whether that is a loss. Raises
+    InvalidOptionError if the position names other partitions than the assigned ones.
     """
     match position:
         case EarliestOffsets():

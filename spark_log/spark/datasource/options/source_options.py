@@ -34,11 +34,11 @@ from spark_log.transactions.rules import ProducerRef
 
 CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
 _CLUSTER_FILE_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER_FILE"
-"""Names a file whose first line is the address."""
+"""A variable that names a file. The first line of the file is the address."""
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1000
 
 READ_COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
-"""Fields of every row read, in order; `headers` follows them with includeHeaders."""
+"""The default fields of a row, in order. With includeHeaders, `headers` follows them."""
 HEADERS_COLUMN = "headers"
 
 _ACKS = ("all", "-1", "0", "1")
@@ -63,29 +63,29 @@ class ReadOptions:
     ending: Position
     """From endingTimestamp, else endingOffsetsByTimestamp, else endingOffsets. It is always latest for a stream."""
     starting_lineage: StartingLineage | None = None
-    """Option `startingLineage`, which `stream_topic` sets. None: the starting offsets are those of the present log."""
+    """Option `startingLineage`, which `stream_topic` sets. With None, starting offsets belong to the present log."""
     starting_timestamp_strategy: TimestampStrategy = "error"
     """startingOffsetsByTimestampStrategy: the start of a partition without a record at or after the start timestamp."""
     fail_on_data_loss: bool = True
     include_headers: bool = False
     """Whether rows have the field `headers`, because of includeHeaders or because `columns` names it."""
     columns: tuple[str, ...] = READ_COLUMNS
-    """Fields of the rows, in order, and fields of records by their dotted paths. Option `columns`, which Kafka's
-    connector does not have, chooses them; by default they are all.
+    """Fields of the rows, in order; a field of typed records has a dotted path. Option `columns`, which Kafka's
+    connector does not have, chooses them. The default is READ_COLUMNS, and `headers` with includeHeaders.
     """
     min_partitions: int | None = None
     max_records_per_partition: int | None = None
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
-    """Stored bytes of a batch, about. Kafka's connector has no such option; Delta's has."""
+    """Approximate limit of the stored bytes of a batch. Kafka's connector has no such option; Delta's has."""
     min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
     group_id: str | None = None
-    """Group to which a query commits its end offsets. Option `group.id` (alias kafka.group.id)."""
+    """Group of option `group.id` (kafka.group.id). A query commits to it, and may start at its committed offsets."""
     group_id_prefix: str | None = None
-    """groupIdPrefix. It has no effect if there is a group id."""
+    """Option groupIdPrefix. It has no effect: a query is no member of a group."""
     client_rack: str | None = None
-    """Rack of the executors: segments are read from a replica there, if there is one. Option `kafka.client.rack`."""
+    """Rack of the executors. They read segments from a replica in it, if there is one. Option `kafka.client.rack`."""
 
     @classmethod
     def parse(cls, options: Mapping[str, str], *, streaming: bool | None, environ: Mapping[str, str]) -> "ReadOptions":
@@ -150,7 +150,7 @@ class ReadOptions:
 
 @dataclass(frozen=True)
 class TxnVersion:
-    """Identifies a batch write done once: a version not above the application's last changes nothing (as in Delta)."""
+    """Identifies a batch write. As in Delta, it writes nothing unless `version` is above the application's last."""
 
     app_id: str
     version: int
@@ -162,7 +162,7 @@ class PendingWrite:
 
     ref: ProducerRef
     order: int
-    """Order among the writes of the transaction. Those of a lower one come first in the log."""
+    """Order among the writes of the transaction. Rows of a write with a lower order come first in the log."""
 
     def __str__(self) -> str:
         ref = self.ref
@@ -176,7 +176,7 @@ class WriteOptions:
     cluster: str
     """Folder or SQLAlchemy URL: option `cluster` (alias kafka.bootstrap.servers), otherwise the environment."""
     topic: str | None = None
-    """Topic of every row; overrides the column `topic`. With None, each row names its own."""
+    """Topic of every row; overrides the column `topic`. With None, each row names its own topic."""
     txn: TxnVersion | None = None
     """txnAppId and txnVersion: both or neither are set, for batch writes only."""
     pending: PendingWrite | None = None

@@ -2,8 +2,8 @@
 
     {"epochs":{"t":{"0":2}},"topics":{"t":3}}
 
-`stream_topic` sets it for the records after its history. The query then finds out, as it does for offsets of its
-checkpoint, that the topic was deleted or the log truncated since.
+`stream_topic` sets it for the records after its history. The query then detects, as it does for offsets of its
+checkpoint, whether the topic was deleted or the log truncated since.
 """
 
 import json

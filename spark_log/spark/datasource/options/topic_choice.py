@@ -26,7 +26,7 @@ class SubscribeTopics:
 
 @dataclass(frozen=True)
 class SubscribePattern:
-    """Every topic in whose name the regular expression is found, unanchored. Without a match, 0 rows are read."""
+    """Every topic whose name contains a match of the regular expression. If there is none, 0 rows are read."""
 
     pattern: str
 
@@ -47,7 +47,7 @@ Subscription = SubscribeTopics | SubscribePattern | AssignPartitions
 
 
 def only_topic(subscription: Subscription) -> str:
-    """Return the only topic of a subscription. Raises InvalidOptionError without one: record columns need one."""
+    """Return the only topic of a subscription. Record columns need exactly one: otherwise raises InvalidOptionError."""
     match subscription:
         case SubscribeTopics(names):
             topics = set(names)

@@ -25,14 +25,12 @@ class BatchReader(DataSourceReader):
         self._columns = columns
         self._pruning = Pruning()
         # Spark refuses a class that overrides pushFilters while spark.sql.python.filterPushdown.enabled is off,
-        # although it would not call it then. So ours is set on the instance, and that check finds the method of the
-        # base class.
+        # although it would not call the method then. So our method is set on the instance, and Spark's check finds
+        # that of the base class.
         self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]
 
     def push_filters(self, filters: Sequence[Filter]) -> Iterable[Filter]:
-        """Store the ranges that the filters rule out. All filters are returned to Spark, which applies them to the
-        rows.
-        """
+        """Store the filters, by which the plan skips ranges. Return all of them: Spark applies them to the rows."""
         self._pruning = prune(filters)
         return filters
 

@@ -1,9 +1,9 @@
-"""Option failOnDataLoss: which offsets of [start, end) a batch can still read, and which are lost.
+"""Decides which offsets of [start, end) a batch can still read, and which are lost (option failOnDataLoss).
 
-Rules of Spark's connector (KafkaOffsetReaderAdmin, kafka-error-conditions.json), with two more checks: the id of each
-topic, and the leader epochs. They detect a topic that was deleted and created again, or a log that an unclean election
-has truncated, even if it has grown past the old offset. There Spark would silently continue in the middle of another
-log.
+The rules are those of Spark's connector (KafkaOffsetReaderAdmin, kafka-error-conditions.json). Two more checks, by
+topic ids and leader epochs, detect topics that were deleted and created again, and logs that an unclean election has
+truncated, even if they have grown past the old offset. In these cases Spark would silently continue in the middle of
+another log.
 
 The last column is for failOnDataLoss=false:
 
@@ -50,7 +50,7 @@ class ResolvedRanges:
     ranges: dict[TopicPartition, OffsetRange]
     """A range, which may be empty, for every existing partition; 0 <= start <= end, within the available offsets."""
     losses: tuple[str, ...]
-    """A sentence for each loss, to be logged as warnings. It is always empty under failOnDataLoss=true."""
+    """A sentence for each loss, to be logged as a warning. There are none under failOnDataLoss=true."""
 
 
 def another_cluster(checkpoint: str | None, cluster_id: str) -> DataLossError:
@@ -81,9 +81,9 @@ def resolve_ranges(
     `available` is [log start offset, high watermark) of the partitions that exist now; those that are not in `end` are
     ignored. `*_topic_ids` are topic -> id at the time when start and end were decided, and now; a topic without an id
     counts as unchanged. `*_epochs` are leader epochs at these times; a partition without one counts as not truncated.
-    `truncations` are those of the topics as they are now. In the first batch of a query, an end below the start is no
-    loss once the log reaches the start: older versions stored such ends under Trigger.AvailableNow. Raises
-    DataLossError ("Some data may have been lost …") under `fail_on_data_loss`, naming every loss up to a cap.
+    `truncations` are those of the topics that exist now. In the first batch of a query, an end below the start is no
+    loss once the log reaches the start: older versions stored such ends under Trigger.AvailableNow. With
+    `fail_on_data_loss`, raises DataLossError ("Some data may have been lost …"), which names up to 20 losses.
     """
     losses: list[str] = []
     ranges: dict[TopicPartition, OffsetRange] = {}
@@ -177,8 +177,8 @@ def in_the_log(
     epochs: Mapping[TopicPartition, int],
     truncations: Mapping[TopicPartition, Sequence[Truncation]],
 ) -> list[TopicPartition]:
-    """Return the partitions whose offsets are still positions in the log: the topic exists, was not recreated, and was
-    not truncated below them.
+    """Return the partitions whose offsets are still positions in the log: the topic exists and was not recreated, and
+    the log was not truncated below the offset.
     """
     return [
         tp

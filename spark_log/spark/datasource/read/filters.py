@@ -113,7 +113,7 @@ def _may_be_rounded(pushed: Filter) -> bool:
 
 
 def apply(pruning: Pruning, ranges: Mapping[TopicPartition, OffsetRange]) -> dict[TopicPartition, OffsetRange]:
-    """Return the ranges without offsets that cannot match."""
+    """Remove from the ranges the partitions and offsets that cannot match."""
     kept: dict[TopicPartition, OffsetRange] = {}
     low, high = pruning.offset.low, pruning.offset.high
     for topic_partition, (start, end) in ranges.items():
@@ -129,7 +129,7 @@ def apply(pruning: Pruning, ranges: Mapping[TopicPartition, OffsetRange]) -> dic
 
 
 def _interval(pushed: Filter, to_int: Any, scale: int = 1) -> Interval:
-    """Return the interval of a comparison with a constant; the constant is `scale` times as fine as the interval."""
+    """Return the interval that a comparison accepts. Its unit is `scale` times the unit of the filter's constant."""
     if isinstance(pushed, In):
         values = [to_int(value) for value in pushed.value if value is not None]
         if not values or None in values:

@@ -1,9 +1,9 @@
-"""From offsets to tasks: the ranges that a batch reads, and their distribution to tasks.
+"""Divides the offsets that a batch reads into ranges, and distributes the ranges to tasks.
 
     start, latest -> rate_limit.should_delay -> rate_limit.rate_limit -> [start, end) -> split_ranges -> pack_tasks
 
 Splitting has the semantics of Spark's KafkaOffsetRangeCalculator, but in exact integers instead of doubles. All
-functions take and return values, and take linear time (or n log n) in the number of partitions.
+functions are pure, and run in linear time (or n log n) in the number of partitions.
 """
 
 import heapq
@@ -83,12 +83,12 @@ def split_ranges(
 def pack_tasks(
     pieces: Iterable[PartitionRange], *, tasks_max: int, max_records_per_task: int | None = None
 ) -> list[tuple[PartitionRange, ...]]:
-    """Return tasks of about equal work: one for each of up to `tasks_max` pieces; beyond that, tasks share pieces.
+    """Return tasks of about equal work. Each of up to `tasks_max` pieces has its own task; more pieces share tasks.
     Within a task, offsets of a partition ascend.
 
-    `max_records_per_task` (maxRecordsPerPartition) is kept even if it needs more than `tasks_max` tasks. The largest
-    piece goes first into the lightest task: the heaviest task has at most 4/3 of the work of the best packing.
-    Deterministic.
+    `max_records_per_task` (maxRecordsPerPartition) is kept even if it needs more than `tasks_max` tasks. The pieces,
+    the largest one first, go to the task with the least work: the heaviest task then has at most 4/3 of the work of the
+    best packing. Deterministic.
     """
     rest = sorted(pieces)
     if len(rest) <= tasks_max:

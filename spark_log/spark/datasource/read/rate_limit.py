@@ -1,6 +1,6 @@
-"""Admission control of a stream: when a batch begins (minOffsetsPerTrigger), and how much it reads
-(maxOffsetsPerTrigger, maxBytesPerTrigger). Apart from bytes, it has the semantics of Spark's KafkaMicroBatchStream, in
-exact integers. Pure.
+"""Decides when a batch of a stream begins (minOffsetsPerTrigger), and how much it reads (maxOffsetsPerTrigger,
+maxBytesPerTrigger). Apart from bytes, the semantics are those of Spark's KafkaMicroBatchStream, in exact integers.
+Pure.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ def rate_limit(
     The share of a partition is limit * size / total, rounded down, but at least 1 if it has a new record, so that a
     small partition never starves: a batch holds at most limit + (number of partitions) records. Ends are never above
     `latest`. The keys are those of `latest`; a partition that is not in `start`, or whose start is not below its latest
-    offset, ends at latest. So pass the starts of new partitions too (`data_loss.admission_starts`).
+    offset, ends at latest. So the caller also passes the starts of new partitions (`data_loss.admission_starts`).
     """
     sizes = {tp: end - start[tp] for tp, end in latest.items() if tp in start and end > start[tp]}
     total = sum(sizes.values())
@@ -37,11 +37,11 @@ def byte_limit(
 ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
     """Return the ends of a batch of about `limit` stored bytes (maxBytesPerTrigger), and the credit for the next one.
 
-    `segments` are the end offsets and bytes of the segments between `start` and `latest`, in order, or only the first
-    ones: then the batch ends with the last of them. A batch reads whole segments, at least one. The share of a
-    partition is limit * (bytes of its segments) / total. What it does not use, because its next segment is larger, is
-    its credit: so a partition with a small share waits for some batches, and never for ever (deficit round robin). Ends
-    are never above `latest`. A partition without segments ends at latest.
+    `segments` are the end offsets and bytes of the segments between `start` and `latest`, in order. If they are only
+    the first ones, the batch ends with the last of them. A batch reads whole segments, at least one. The share of a
+    partition is limit * (bytes of its segments) / total. The unused part of a share, which is smaller than the next
+    segment, is the partition's credit: so a partition with a small share waits for some batches, and never for ever
+    (deficit round robin). Ends are never above `latest`. A partition without segments ends at its latest offset.
     """
     sizes = {tp: sum(size for _, size in found) for tp, found in segments.items() if found and tp in latest}
     total = sum(sizes.values())
@@ -71,10 +71,11 @@ def should_delay(
     now_ms: int,
     last_trigger_ms: int | None,
 ) -> bool:
-    """Whether a batch waits (minOffsetsPerTrigger): there are too few new records and the last batch is recent enough.
+    """Whether the next batch waits (minOffsetsPerTrigger): there are fewer than `min_offsets` new records, and the last
+    batch began less than `max_trigger_delay_ms` ago.
 
-    `last_trigger_ms` is None before the first batch of a query's run, which never waits. A caller that gets False uses
-    `now_ms` as its new `last_trigger_ms`. A partition that is not in `start` counts from offset 0.
+    `last_trigger_ms` is None before the first batch of a run, which never waits. After False, the caller passes this
+    `now_ms` as `last_trigger_ms`. A partition that is not in `start` counts from offset 0.
     """
     if last_trigger_ms is None or now_ms - last_trigger_ms >= max_trigger_delay_ms:
         return False

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _SEGMENTS_MIN, _SEGMENTS_MAX = 100, 100_000
-"""The number of segments of one partition, and of all, that are counted for maxBytesPerTrigger."""
+"""For maxBytesPerTrigger, the partitions share _SEGMENTS_MAX segments to read, but each may have _SEGMENTS_MIN."""
 
 
 _PAUSE_S = 0.02
@@ -95,7 +95,7 @@ class ReadPlanner:
         while True:
             available = self.cluster.store.read(lambda connection: self._available(connection, must_exist))
             elsewhere = [topic for topic in available.topics.values() if topic.store_id != HOME]
-            # after the commits: no committed offset is beyond the high watermarks
+            # read after the commits, so that no committed offset is beyond the high watermarks
             for store_id, topics in by_store(elsewhere).items():
                 there = {topic.name: topic for topic in topics}
                 numbers = self._partitions(there)
@@ -105,7 +105,7 @@ class ReadPlanner:
                 return available
 
     def _has_moved(self, topics: Sequence[Topic], available: Available) -> bool:
-        """Whether one of these topics, whose partitions were not found, has got to another store meanwhile."""
+        """Whether a topic without partitions in `available` has moved to another store since `topics` was read."""
         found = {tp.topic for tp in available.ranges}
         missing = {topic.name: topic for topic in topics if topic.name not in found}
         now = self.cluster.store.read(lambda connection: find_topics(connection, missing)) if missing else {}
@@ -138,8 +138,8 @@ class ReadPlanner:
         return [TopicPartition(name, n) for name, topic in topics.items() for n in range(topic.partition_count)]
 
     def starting(self, available: Available) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-        """Return the offsets where the query starts, and their leader epochs; for committed offsets of a group the
-        epochs of the commits, if known. Raises UnknownTopicOrPartitionError and InvalidOptionError.
+        """Return the offsets where the query starts, and the known leader epochs: those of the group's commits, or else
+        those of the partitions. Raises UnknownTopicOrPartitionError and InvalidOptionError.
         """
         position = self.options.starting
         committed = {tp: commit.offset for tp, commit in available.commits.items()}
@@ -155,8 +155,8 @@ class ReadPlanner:
         starting: bool,
         committed: Mapping[TopicPartition, int] | None = None,
     ) -> dict[TopicPartition, int]:
-        """Return the current offsets of a position. Raises UnknownTopicOrPartitionError if, for a position by
-        timestamp, a topic has been deleted or recreated since `available` was read.
+        """Return the current offsets of a position. For a position by timestamp, raises UnknownTopicOrPartitionError if
+        a topic has been deleted or recreated since `available` was read.
         """
         wanted = timestamps_to_look_up(position, available.ranges)
         found_by_time: dict[TopicPartition, int | None] = {}
@@ -209,7 +209,7 @@ class ReadPlanner:
                     raise
                 # otherwise a topic has been recreated meanwhile: the query reads the new one
         checked = start
-        if isinstance(self.options.starting, CommittedOffsets):  # beyond the end of a log they are a loss, no mistake
+        if isinstance(self.options.starting, CommittedOffsets):  # one beyond the end of its log is a loss, no mistake
             checked = {tp: min(offset, available.ranges[tp].end) for tp, offset in start.items()}
         check_resolved(checked, end)
         resolved = resolve_ranges(
@@ -228,7 +228,7 @@ class ReadPlanner:
     def segments(
         self, available: Available, starts: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, list[tuple[int, int]]]:
-        """Return the end offsets and stored bytes of the segments between these offsets; of long ranges the first ones.
+        """Return the end offsets and stored bytes of the segments between these offsets; of long ranges only the first.
 
         A partition that has been deleted meanwhile has none.
         """

@@ -1,4 +1,4 @@
-"""The input of a read task, and its execution. Executor."""
+"""Defines the input of a read task, and runs the task. Executor."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class ReadTask(InputPartition):
-    """Slices of one or more topic-partitions, in order, with the log dirs that hold them. It is sent to an executor."""
+    """Slices of one or more topic-partitions, in order, with the log dirs that hold them. Sent to an executor."""
 
     slices: list[Slice]
     log_dirs: LogDirs
@@ -41,7 +41,7 @@ class ReadColumns:
         return cls(tuple(schema.names), StructType([field for field in schema if field.name in TYPED]))
 
     def only(self, names: Sequence[str]) -> "ReadColumns":
-        """Return the columns of these names, in their order."""
+        """Return only the columns that `names` has, in its order."""
         return ReadColumns(tuple(names), StructType([field for field in self.typed if field.name in names]))
 
 

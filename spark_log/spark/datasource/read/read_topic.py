@@ -45,22 +45,22 @@ def read_topic(
     record: bool = False,
     client_rack: str | None = None,
 ) -> DataFrame:
-    """Return the records of a topic from log start offsets to high watermarks, in one snapshot of this moment.
+    """Return the records of a topic from log start offsets to high watermarks, in one snapshot of the metadata.
 
-    `offsets` limits it to some partitions, each from a start offset to an end offset, which is not included; -2 is the
-    log start offset and -1 the high watermark, as in startingOffsets. `since` limits it to records with this timestamp
-    or a later one: a datetime (without a time zone it is local time), or milliseconds since 1970. Only segments that
-    may have such records are read.
+    `offsets` limits the read to some partitions, each from a start offset to an exclusive end offset; -2 is the log
+    start offset and -1 the high watermark, as in startingOffsets. `since` limits it to records with this timestamp or a
+    later one: a datetime (without a time zone it is local time), or milliseconds since 1970. Only segments that may
+    have such records are read.
 
     The columns are those of `format("spark_log")`: key binary, value binary, topic string, partition int, offset
-    bigint, timestamp timestamp, timestampType int, and with `include_headers` headers. With `record`, for a topic that
-    has typed columns, also those: key_record_error string and key_record, a struct of the fields of key.schema, if its
-    keys are typed; record_error string and record, with the fields of value.schema, if its values are. Spark reads only
-    those fields of the files that the query needs. Records in the inline tail and in files without the current columns
-    are decoded by Python workers.
+    bigint, timestamp timestamp, timestampType int, and with `include_headers` headers. `record` adds the typed columns.
+    They are key_record_error string and key_record, a struct of the fields of key.schema, if the topic's keys are
+    typed; record_error string and record, with the fields of value.schema, if its values are typed. Spark reads only
+    the fields that the query needs from the files. Python workers decode records in the inline tail and in files
+    without the current columns.
 
-    Another replica of a file is read if its size or footer is wrong; page checksums are verified by the scan. The
-    inline tail of the same snapshot is part of the plan.
+    If the size or footer of a file is wrong, another replica is read; the scan verifies page checksums. The inline tail
+    of the same snapshot is part of the plan.
     `cluster` is an address or an open Cluster. Segments are read from a replica in `client_rack`, if there is one.
     Raises ClusterNotFoundError, UnknownTopicOrPartitionError, OffsetOutOfRangeError for `offsets` that are not between
     log start offset and high watermark, and InvalidConfigurationError if Spark's class path lacks the file system of an
@@ -139,11 +139,10 @@ def read_plan(
     columns: "TopicColumns | None" = None,
     within_segments: bool = False,
 ) -> DataFrame:
-    """Return the records of a plan's slices, all of one topic, with the columns of `read_topic`, and with typed columns
-    if `columns` is given.
+    """Return the records of a plan's slices, all of one topic, with the columns of `read_topic`. `columns` adds the
+    typed columns.
 
-    Slices of files must end where their segments do, because a file is read to its end; with `within_segments` they may
-    end before.
+    A file is read to its end, so its slice must end where the segment does. With `within_segments` it may end before.
     """
     schema = read_schema(include_headers, typed=None if columns is None else columns.fields)
     sealed = [piece for piece in plan.slices if piece.data is None]

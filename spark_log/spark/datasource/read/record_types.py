@@ -16,8 +16,8 @@ def record_types(options: ReadOptions) -> dict[str, DataType]:
     """Return the types by column. Raises UnknownTopicOrPartitionError, or InvalidOptionError if there are several
     topics or the topic does not have the columns.
 
-    With paths of fields in option `columns`, a struct has these fields only. A query keeps the types while it runs,
-    also when the topic gets more columns.
+    If option `columns` has paths of fields, a struct has only these fields. A query keeps its types while it runs, even
+    if the topic gets more columns.
     """
     name = only_topic(options.subscription)
     with Cluster.open(options.cluster) as cluster:

@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _NO_START = "@no-start"
-"""The key of an initial offset that is only an error message. Spark stores no initial offset."""
+"""The key of an initial offset that holds only an error message. Spark never stores an initial offset."""
 
 
 @message_only
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a stream. The driver calls all methods but `read`, in one long-lived process, an executor `read`. Only the
+    """Reads a stream. An executor calls `read`; the driver calls all other methods, in one long-lived process. Only the
     names and types of the columns are pickled for executors.
 
-    Spark stores the offsets as the JSON of `StreamOffset`: `{"t":{"0":5}}` and the facts that a restart needs.
+    Spark stores the offsets as the JSON of `StreamOffset`: `{"t":{"0":5}}` with the data that a restart needs.
     """
 
     def __init__(self, options: Callable[[], ReadOptions] | None, columns: ReadColumns) -> None:
@@ -53,12 +53,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._no_start: SparkLogError | None = None
         """The error of `initialOffset`."""
         self._credit: dict[TopicPartition, int] = {}
-        """Bytes that a partition has not used of its shares of maxBytesPerTrigger."""
+        """The part of its shares of maxBytesPerTrigger that each partition has not used, in bytes."""
 
     def initialOffset(self) -> dict[str, Any]:
-        """Return the start of a new query (startingOffsets and the like). If there is none, `latestOffset` raises why.
+        """Return the start of a new query (startingOffsets and the like). For an invalid start, `latestOffset` raises.
 
-        Spark calls it again to replay batch 0, whose start is in the checkpoint: then the start may not exist any more.
+        Spark calls it again to replay batch 0. The start may not exist any more then, but the checkpoint has it.
         """
         planner = self._driver()
         try:
@@ -84,13 +84,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next batch: the high watermarks, or less by the rate limit, or `start` if the batch has
-        to wait.
+        """Return the end of the next batch: the high watermarks, lower offsets with a rate limit, or `start` if there
+        is no batch yet.
         """
         planner = self._driver()
         begin = self._from_checkpoint(start)
         available = planner.available(must_exist=False)
-        # Spark has completed all before `start`, but calls `commit` only when there is a next batch
+        # Spark has completed all records before `start`, but calls `commit` only when there is a next batch
         if not begin.initial:
             self._commit_to_group(begin.positions, available)
         latest = available.ends if self._target is None else self._target_ends(begin.positions, available, self._target)
@@ -116,7 +116,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _target_ends(self, begin: Positions, available: "Available", target: Positions) -> dict[TopicPartition, int]:
         """Return the ends with Trigger.AvailableNow: at most the high watermarks when the query began.
 
-        Spark asks for the start of a new query later: the latest offset may be higher then, and no end is below it.
+        Spark asks for the start of a new query later. If that start is a higher latest offset, the end is not below it.
         """
         starts = {tp: begin.offsets[tp] for tp in _unchanged(begin, available)}
         return {
@@ -170,10 +170,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return StreamOffset(Positions(available.ends, {})).to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks of the batch [start, end). Raises DataLossError for lost records under failOnDataLoss."""
+        """Return the tasks of the batch [start, end). With failOnDataLoss, raises DataLossError for lost records."""
         planner = self._driver()
         last = self._from_checkpoint(end)
-        # batch 0: its start was decided together with its end; a later result of initialOffset does not count
+        # the start of batch 0 was decided together with its end; a later result of initialOffset does not count
         first = self._from_checkpoint(start).positions if last.start is None else last.start
         available = planner.available(must_exist=False)
         while True:
@@ -216,7 +216,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._commit_to_group(self._from_checkpoint(end).positions, planner.available(must_exist=False))
 
     def _commit_to_group(self, positions: Positions, available: "Available") -> None:
-        """Commit the positions that are still in the log. A loss is detected when the next batch is planned."""
+        """Commit the positions that are still in the log. The plan of the next batch detects losses."""
         planner = self._driver()
         now_s = clock.monotonic_s()
         if planner.options.group_id is not None and (positions != self._committed or now_s >= self._again_s):
@@ -259,7 +259,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _is_still(begin: Positions, ends: Mapping[TopicPartition, int], available: "Available") -> bool:
-    """Whether a batch from `begin` to `ends` has nothing to read, and nothing to report."""
+    """Whether a batch from `begin` to `ends` has no records to read, and no changes of topics to store."""
     same = len(_unchanged(begin, available)) == len(begin.offsets)
     return ends == begin.offsets and available.topic_ids == begin.topic_ids and same
 

@@ -15,7 +15,7 @@ from spark_log.errors import SparkLogError
 from spark_log.ids import WriteId
 
 _KEPT_MS = 7 * ClusterSettings().spark_write_id_lease_ms
-"""Longer than the lifetime of the write id. By then clean-up may have deleted the id, and a commit is refused."""
+"""Files are kept longer than a write id lives. After that, clean-up may have deleted the id: a commit is refused."""
 
 
 def leave(write_id: WriteId, address: str) -> None:

@@ -1,7 +1,7 @@
 """Writes a batch DataFrame to topics. All its records become visible, or none.
 
-Rows for topics of several metadata stores are appended in one transaction of each store. So they need txnAppId and
-txnVersion: the write is repeated after a failure, and appends where its rows are missing.
+Rows for topics of several metadata stores are appended in one transaction of each store. Such a write needs txnAppId
+and txnVersion, so that it can be repeated after a failure: then it appends the rows where they are missing.
 """
 
 from collections.abc import Iterator
@@ -21,8 +21,8 @@ from spark_log.spark.datasource.write.write_plan import TaskOutput, WritePlan
 
 @message_only
 class BatchWriter(DataSourceArrowWriter):
-    """Writes a batch. The driver plans and calls `commit` or `abort`; an executor calls `write`. It is pickled with the
-    plan, but without the store's address.
+    """Writes a batch. The driver plans and calls `commit` or `abort`; an executor calls `write`. The writer is pickled
+    with the plan, but without the store's address.
     """
 
     def __init__(self, options: WriteOptions) -> None:
@@ -68,7 +68,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def write_task(plan: WritePlan, batches: Iterator[pa.RecordBatch]) -> TaskOutput:
-    """Write one task's rows. A failed attempt deletes its files; clean-up deletes those of a killed one."""
+    """Write one task's rows. A failed attempt deletes its files; clean-up deletes the files of a killed attempt."""
     spare_collections()
     context = TaskContext.get()
     attempt = context.taskAttemptId() if context else 0

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _warned: set[str] = set()
-"""The checkpoints that could not be read."""
+"""Checkpoints of which this process has warned that they cannot be read."""
 
 
 @message_only
@@ -34,7 +34,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """
 
     def __init__(self, options: WriteOptions, option_names: tuple[str, ...] = ()) -> None:
-        """Create a writer. `option_names` are all names that the user wrote."""
+        """Create a writer. `option_names` are the names of all options that the user gave."""
         self._options, self._option_names = options, option_names
         self._plan: WritePlan | None = None
 
@@ -42,8 +42,8 @@ class StreamWriter(DataSourceStreamArrowWriter):
         raise AssertionError("executors get a StreamTaskWriter")
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Append the micro-batch, unless it was appended before. Then a replay changes nothing, and a different batch
-        raises CheckpointMismatchError. With option group.id the group's offsets are committed with it.
+        """Append the micro-batch, and commit the offsets of option group.id with it. A replay of an appended batch
+        changes nothing. Raises CheckpointMismatchError for another batch with the same id.
         """
         from spark_log.log.append.spark_batch_rules import SparkBatch
         from spark_log.spark.datasource.write.write_commit import commit_write
@@ -64,15 +64,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
         commit_write(self._options.cluster, outputs, outputs[0].write_id, batch, ends)
 
     def _in_offset_log(self, query_id: str | None, batch_id: int) -> "tuple[str | None, BatchEnds | None]":
-        """Return the fingerprint of the batch's entry in the offset log, or None if it cannot be read; with group.id,
-        what the group has read after the batch.
+        """Return the fingerprint of the batch's entry in the offset log, or None if it cannot be read, and with
+        group.id the end offsets to commit. Raises InvalidOptionError if they are needed and cannot be read.
         """
         from spark_log.log.append.spark_batch_rules import ENTRY
         from spark_log.spark.datasource.checkpoint import batch_ends
         from spark_log.spark.datasource.checkpoint.offset_log import fingerprint_of_batch
 
         checkpoint, group_id = self._options.checkpoint, self._options.group
-        if checkpoint is None:  # it is that of a Spark setting
+        if checkpoint is None:  # a setting of Spark names it
             return None, None
         try:
             entry = batch_ends.read_entry(checkpoint, query_id, batch_id)
@@ -105,7 +105,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _warn_once(checkpoint: str, why: str) -> None:
-    """Log a warning in the first batch that this process commits, not in each."""
+    """Log the warning once for each checkpoint and process, not in each batch."""
     if checkpoint in _warned:
         return
     _warned.add(checkpoint)

@@ -1,7 +1,7 @@
-"""Writes in a task: rows are checked, partitioned and encoded as they arrive. Executor.
+"""Writes the rows of a task: checks, partitions and encodes them as they arrive. Executor.
 
-Memory is bounded for any input: rows of a partition are buffered until they are worth a row group, the number of
-open files is limited, and when all buffered rows exceed WAITING_BYTES_MAX the largest part is written to its file.
+Memory is bounded for any input: rows of a partition are buffered until they fill a row group, the number of open files
+is limited, and when all buffered rows exceed WAITING_BYTES_MAX, those of the largest partition are written to its file.
 
 Buffered rows are slices, and a slice keeps its whole source batch in memory. So after each WAITING_BYTES_MAX of input,
 the rows that are still buffered are copied.
@@ -32,7 +32,7 @@ _NULL_KEY_RUN_RECORDS = 1_024
 
 
 class TaskWriter:
-    """Writes the files and blobs of one task attempt. `file_prefix` is unique to it, and begins with the write id."""
+    """Writes the files and blobs of one task attempt. `file_prefix` is unique, and begins with the write id."""
 
     def __init__(self, plan: WritePlan, file_prefix: str, task_number: int) -> None:
         self._plan = plan
@@ -63,7 +63,7 @@ class TaskWriter:
             self._write_topic(topic, rows, partitions, now_ms)
 
     def finish(self) -> TaskOutput:
-        """Close the open files. Small outputs become blobs in the task's commit message, up to a limit per task."""
+        """Write all buffered rows and return the output. Small parts become blobs in it, up to a limit per task."""
         inline_bytes = 0
         for part in list(self._parts.values()):
             blob = None
@@ -122,9 +122,8 @@ class TaskWriter:
             yield topic, records.filter(rows), None if explicit is None else explicit.filter(rows)
 
     def _now_ms(self) -> int:
-        """Return the store's time, or earlier, never later. It is the time of the plan plus the elapsed time. If the
-        planner ran on another host, whose clock cannot be compared, only the time since the start of this task is
-        added.
+        """Return a time that is not after the store's time: the time of the plan plus the elapsed time. If the plan was
+        made on another host, whose clock cannot be compared, only the time since the start of this task is added.
         """
         return self._plan.now_ms + clock.boot_ms() - self._since_boot_ms
 
@@ -152,7 +151,7 @@ class TaskWriter:
                 part.own_rows()
 
     def _move_to_file(self, part: "_Part") -> None:
-        """Pass the buffered rows to the partition's file, which collects row groups."""
+        """Pass the buffered rows to the partition's file, which buffers them for its row groups."""
         if part.files is None:
             if len(self._open) >= OPEN_FILES_MAX:
                 self._close(next(iter(self._open.values())))
@@ -179,7 +178,7 @@ class TaskWriter:
             self._waiting_bytes += part.all_waiting_bytes - before
 
     def _close(self, part: "_Part") -> None:
-        """Finish the partition's file; later rows begin a new one."""
+        """Write the buffered rows and finish the partition's file. Later rows begin a new file."""
         if part.rows:
             self._move_to_file(part)
         if part.files is None:
@@ -202,7 +201,7 @@ class TaskWriter:
 
 
 class _Part:
-    """Buffered rows of one partition, and its open file."""
+    """The buffered rows of one partition, and its open file."""
 
     def __init__(self, topic: TopicPlan, partition: int) -> None:
         self.topic, self.partition = topic, partition

@@ -17,10 +17,10 @@ def write_topic(
 ) -> None:
     """Append the rows to a topic, all or nothing, as `frame.write.format("spark_log")` does with an active session.
 
-    Columns are value, and optionally key, headers, partition, timestamp, topic; without `topic`, each row names its
-    own. `cluster` is an address or an open Cluster. `txn` is an application and a version (txnAppId, txnVersion): a
-    version that is not above the application's last one changes nothing. Several threads may write at once. Raises the
-    exceptions of a Spark write, with our message in them.
+    Columns are value, and optionally key, headers, partition, timestamp, topic; without the argument `topic`, each row
+    names its topic. `cluster` is an address or an open Cluster. `txn` is an application and a version (txnAppId,
+    txnVersion): a version that is not above the application's last one changes nothing. Several threads may write at
+    once. Raises the exceptions of a Spark write, which contain spark-log's message.
     """
     address = cluster if isinstance(cluster, str) else cluster.store.address.with_password
     options = {"cluster": address, "topic": topic}
@@ -40,7 +40,7 @@ def activate_session(spark: SparkSession) -> None:
     """Make `spark` the active session of the calling thread, unless the thread has one.
 
     `write.format("spark_log")` and `writeStream.format("spark_log")` need an active session: Spark searches for a
-    Python data source in the active session of the thread, and raises DATA_SOURCE_NOT_FOUND if there is none. Only the
+    Python data source in the active session of the thread, and raises DATA_SOURCE_NOT_FOUND without one. Only the
     thread that created the session and the threads of foreachBatch have one. Other threads call this before they write:
 
         ThreadPoolExecutor(8, initializer=activate_session, initargs=(spark,))

@@ -1,6 +1,4 @@
-"""Plans, commits and aborts a Spark write, on the driver. It is the only part of writing that uses the metadata
-store.
-"""
+"""Plans, commits and aborts a Spark write, on the driver. Only this part of writing uses the metadata store."""
 
 import contextlib
 import logging
@@ -51,19 +49,19 @@ logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 WRITE_BATCHES_MAX = 2**32
-"""A number above the batches of any write. In a transaction, the positions of the next write begin there."""
+"""More batches than any write has. In a transaction, the batches of write n are numbered from n times this number."""
 
 
 def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
-    """Register a write id and read the facts that tasks need. Raises UnknownTopicOrPartitionError if the topic does
-    not exist.
+    """Register a write id and return the plan for the tasks. Raises UnknownTopicOrPartitionError if the topic does not
+    exist.
 
-    A stream (`fingerprint`, or in the transaction of a micro-batch) waits for the stores of all topics that its rows
-    may name. A batch leaves out the topics of a data store that does not answer, and fails only if a row names one of
-    them.
+    A stream (`fingerprint`, or a write in the transaction of a micro-batch) waits for the stores of all topics that its
+    rows may name. A batch leaves out the topics of a data store that does not answer, and fails only if a row names one
+    of these topics.
     """
     streaming = fingerprint or options.pending is not None
-    # while the store is away, a stream waits, and the start of a batch write fails soon
+    # while the store is unavailable, a stream waits, but a batch write fails soon
     with Cluster.open(options.cluster, read_timeout_ms=DEFAULT_TIMEOUT_MS if streaming else READ_TIMEOUT_MS) as cluster:
         topics, plans = cluster.store.read(lambda connection: _topic_plans(connection, options))
         elsewhere = by_store(topic for topic in topics.values() if topic.store_id != HOME)
@@ -96,7 +94,7 @@ def plan_write(options: WriteOptions, *, fingerprint: bool) -> WritePlan:
 
 
 def _topic_plans(connection: sa.Connection, options: WriteOptions) -> tuple[dict[str, Topic], dict[str, TopicPlan]]:
-    """Return the topic of option `topic`, or all topics that users write to, with the plans of those at home."""
+    """Return the topic of option `topic`, or all user topics, and the plans of those in the home store."""
     name = options.topic
     topics = find_topics(connection, None if name is None else [name])
     if name is not None and name not in topics:
@@ -127,13 +125,13 @@ def commit_write(
     *,
     store_ids: Sequence[StoreId] | None = None,
 ) -> None:
-    """Append the batches of the tasks, in task order, all or nothing. Raises the error of a refused batch. A repeated
-    write is dropped.
+    """Append the batches of the tasks, in task order, all or nothing. The files of a repeated write are deleted. Raises
+    the error of a refused batch.
 
-    With `ends` the group's offsets are committed in the same transaction. `store_ids` are those of the plan. If the
-    batches are for topics of several stores, there is a transaction for each store, that of the home store last, with
-    the offsets: a repeated write appends where its batches are missing. Raises CrossStoreTransactionError for such a
-    write without `batch`, which could not be repeated.
+    With `ends` the group's offsets are committed in the same transaction. `store_ids` are those of the plan. Batches
+    for topics of several stores are appended in one transaction of each store. That of the home store is the last one,
+    and commits the offsets. A repeated write appends where its batches are missing. Without `batch` a write cannot be
+    repeated: raises CrossStoreTransactionError if it is for several stores.
     """
     written, blobs = _written(outputs)
     with Cluster.open(cluster_address, read_timeout_ms=DEFAULT_TIMEOUT_MS) as cluster:
@@ -148,7 +146,7 @@ def commit_write(
         registered = store_ids or _store_ids(outputs)
         used = [store_id for store_id, part in parts.items() if part or (ends is not None and store_id == HOME)]
         if batch is not None and batch.strict and set(used) - {HOME}:
-            find_last(cluster.store, batch)  # refuses what a transaction of foreachBatch wrote: it is recorded at home
+            find_last(cluster.store, batch)  # refuses a batch of foreachBatch's transaction: the home store records it
         for store_id in sorted(used or registered[:1], reverse=True):
             here = cluster.at(store_id)
             mine = blobs if len(parts) == 1 else {b.name: blobs[b.name] for b in parts[store_id] if b.inline}
@@ -165,7 +163,7 @@ def _commit_part(
     batch: SparkBatch | None,
     ends: BatchEnds | None,
 ) -> None:
-    """Append the batches for the topics of one store in a transaction of it."""
+    """Append the batches for the topics of one store, in one transaction of this store."""
     batches, hooks = list(written), []
     if batch is not None:
         last = find_last(cluster.store, batch)
@@ -191,7 +189,7 @@ def _commit_part(
 
 
 def _warn_of_skipped(batch: SparkBatch, last: Iterable[SparkBatch], written: Sequence[Batch]) -> None:
-    """Say that a write with txnAppId and an older txnVersion drops its rows: perhaps its checkpoint is a new one."""
+    """Warn if a write with txnAppId drops its rows because txnVersion is older: the query may have a new checkpoint."""
     newest = max((each.version for each in last), default=-1)
     if written and not batch.strict and batch.version < newest:
         logger.warning(
@@ -213,9 +211,9 @@ def _store_ids(outputs: Sequence[TaskOutput]) -> Sequence[StoreId]:
 def _by_store(
     cluster: Cluster, batches: Sequence[Batch], store_ids: Sequence[StoreId], *, leave_moved: bool = False
 ) -> dict[StoreId, list[Batch]]:
-    """Return the batches for the topics of each of these stores, in order. Those of deleted topics are in the first.
-    Raises TopicMovedError for a topic that has got to another store, whose clean-up does not know these files; with
-    `leave_moved` its batches are left out.
+    """Return the batches for the topics of each store, in order. Batches of deleted topics go to the first store.
+    Raises TopicMovedError for a topic that has moved to another store, whose clean-up does not know these files. With
+    `leave_moved` the batches of such a topic are left out.
     """
     if len(store_ids) == 1:
         return {store_ids[0]: list(batches)}
@@ -234,7 +232,7 @@ def _by_store(
 def register_write(
     cluster_address: str, outputs: Sequence[TaskOutput], write_id: WriteId, pending: PendingWrite
 ) -> None:
-    """Make the batches of the tasks pending in an open transaction, in task order; its owner commits or aborts it."""
+    """Make the batches of the tasks pending in an open transaction, in task order. Its owner commits or aborts it."""
     written, blobs = _written(outputs)
     first = pending.order * WRITE_BATCHES_MAX
     stored = [PendingBatch(first + position, batch) for position, batch in enumerate(written)]
@@ -253,7 +251,7 @@ def register_write(
 
 
 def _give_back(cluster: Cluster, store_ids: Collection[StoreId], write_id: WriteId) -> None:
-    """Delete the write id in stores that have no batch of it. In one that does not answer, its lease ends."""
+    """Delete the write id in stores without a batch of the write. In a store that does not answer, its lease ends."""
 
     def delete(view: Cluster) -> bool:
         return view.store.transact(lambda connection: take(connection, write_id), timeout_ms=ASK_TIMEOUT_MS)
@@ -264,9 +262,9 @@ def _give_back(cluster: Cluster, store_ids: Collection[StoreId], write_id: Write
 
 @contextlib.contextmanager
 def commit_log(cluster: Cluster, *, micro_batch: bool = False) -> Iterator[ClientLog]:
-    """Make the log of a commit, and close it afterwards.
+    """Open the log for a commit, and close it afterwards.
 
-    Warns of records that retention.ms does not keep; for a stream, only at the first micro-batch with such records.
+    Warns of records that are older than retention.ms; for a stream, only at the first micro-batch with such records.
     """
     log = ClientLog(cluster, holder="spark commit")
     try:
@@ -285,16 +283,16 @@ def commit_log(cluster: Cluster, *, micro_batch: bool = False) -> Iterator[Clien
 
 
 def append_whole(log: Log, request: AppendRequest) -> AppendResult:
-    """Append the whole request. Raises the error of a refused batch. As a producer, it waits up to two minutes for
-    leaders and replicas in sync.
+    """Append the whole request. Raises the error of a refused batch. Like a producer, it waits up to two minutes for
+    leaders and in-sync replicas.
     """
     topics = _topics(log.cluster, request.batches)
     return with_patience(lambda: log.append_whole(request, topics))
 
 
 def with_patience(append: Callable[[], _T]) -> _T:
-    """Repeat an append that was refused because a partition lacks its leader or replicas in sync, and the end of a
-    transaction that not all stores have followed.
+    """Repeat `append` for up to two minutes while it is refused because a partition lacks a leader or in-sync replicas,
+    or because some stores have not completed the end of a transaction.
     """
     until_s, pause_s = clock.monotonic_s() + DEFAULT_TIMEOUT_MS / 1000, 0.1
     while True:
@@ -314,7 +312,7 @@ def _topics(cluster: Cluster, batches: Sequence[Batch]) -> dict[int, Topic]:
 
 
 def _written(outputs: Sequence[TaskOutput]) -> tuple[list[Batch], dict[str, bytes]]:
-    """Return the batches in task order, and the bytes of blobs by name."""
+    """Return the batches in task order, and the blobs by name."""
     batches = [found for output in outputs for found in output.batches]
     return batches, {name: data for output in outputs for name, data in output.blobs.items()}
 
@@ -340,14 +338,14 @@ def abort_write(
 
 
 def _drop(cluster: Cluster, batches: Sequence[Batch], write_id: WriteId) -> None:
-    """Delete the files unless they were appended: an append deletes the row of the write id in its own transaction. If
-    the row exists and is deleted here, the files were not appended and never can be.
+    """Delete the files unless they were appended. An append deletes the row of the write id in its transaction. If the
+    row still exists and is deleted here, the files were not appended and never can be.
     """
     if cluster.store.transact(lambda connection: take(connection, write_id)):
         _delete(cluster, batches)
 
 
 def _delete(cluster: Cluster, batches: Sequence[Batch]) -> None:
-    """Delete files that no metadata names or will name. If a log dir is offline, clean-up deletes them later."""
+    """Delete files to which no metadata refers or will refer. Clean-up later deletes those in offline log dirs."""
     topics = _topics(cluster, batches)
     delete_files(cluster, topics, [batch for batch in batches if batch.topic_id in topics])

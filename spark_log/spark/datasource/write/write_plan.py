@@ -1,4 +1,4 @@
-"""The input of a write task, and its message to the driver. Both are pickled without the address of the store."""
+"""Defines the input of a write task, and its message to the driver, both without the address of the store."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from spark_log.log.segments.slices import LogDirs
 
 @dataclass(frozen=True)
 class TopicPlan:
-    """The facts of a topic that a writer needs: the encoding of records, and the log dirs of each partition's files."""
+    """The data of a topic that a writer needs: the encoding of records, and the log dirs of each partition's files."""
 
     topic_id: int
     name: str
@@ -25,10 +25,11 @@ class TopicPlan:
 
 @dataclass(frozen=True)
 class WritePlan:
-    """The plan of one write. `topic` is the option; if it is None, each row names one of `topics`.
+    """The plan of one write. `topic` is the option `topic`; if it is None, each row names one of `topics`.
 
-    `now_ms` is the store's time when the write was planned, by the host with `boot_id` at its `boot_ms`. A task
-    computes its time from it (`TaskWriter`): LogAppendTime of every record, CreateTime of records without one.
+    `now_ms` is the store's time when the write was planned. `boot_id` identifies the boot of the planning host, and
+    `boot_ms` is the time since that boot. From these a task computes its time (`TaskWriter`): LogAppendTime of all
+    records, and CreateTime of records without one.
     """
 
     write_id: WriteId
@@ -41,14 +42,14 @@ class WritePlan:
     boot_id: str
     boot_ms: int
     store_ids: tuple[StoreId, ...] = (HOME,)
-    """The stores that have the write id: all that have one of `topics`."""
+    """The stores where the write id is registered: all stores of `topics`, and the home store if rows name topics."""
     unavailable: frozenset[str] = frozenset()
     """Topics whose store did not answer."""
 
 
 @dataclass
 class TaskOutput(WriterCommitMessage):
-    """The batches that a task wrote, in order: files by name, and small ones with their bytes in `blobs`."""
+    """The batches that a task wrote, in order. Most name a file; the bytes of small ones are in `blobs`."""
 
     write_id: WriteId
     batches: list[Batch] = field(default_factory=list)
