@@ -1,4 +1,4 @@
-"""`spark-submit aggregate.py --help`. The code is in spark_log.spark.jobs.aggregate; PYSPARK_PYTHON needs spark-log."""
+"""Runs spark_log.spark.jobs.aggregate: see `spark-submit aggregate.py --help`. PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

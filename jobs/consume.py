@@ -1,4 +1,4 @@
-"""`spark-submit consume.py --help`. The code is in spark_log.spark.jobs.consume; PYSPARK_PYTHON needs spark-log."""
+"""Runs spark_log.spark.jobs.consume: see `spark-submit consume.py --help`. PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`spark-submit erase.py --help`. The code is in spark_log.spark.jobs.erase; PYSPARK_PYTHON needs spark-log."""
+"""Runs spark_log.spark.jobs.erase: see `spark-submit erase.py --help`. PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

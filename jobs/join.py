@@ -1,4 +1,4 @@
-"""`spark-submit join.py --help`. The code is in spark_log.spark.jobs.join; PYSPARK_PYTHON needs spark-log."""
+"""Runs spark_log.spark.jobs.join: see `spark-submit join.py --help`. PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`spark-submit maintenance.py --help`. The code: spark_log.spark.jobs.maintenance; PYSPARK_PYTHON needs spark-log."""
+"""Runs spark_log.spark.jobs.maintenance: see `spark-submit maintenance.py --help`. PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`spark-submit mirror.py --help`. The code is in spark_log.spark.jobs.mirror; PYSPARK_PYTHON needs spark-log."""
+"""Runs spark_log.spark.jobs.mirror: see `spark-submit mirror.py --help`. PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`spark-submit produce.py --help`. The code is in spark_log.spark.jobs.produce; PYSPARK_PYTHON needs spark-log."""
+"""Runs spark_log.spark.jobs.produce: see `spark-submit produce.py --help`. PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

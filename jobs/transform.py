@@ -1,4 +1,4 @@
-"""`python transform.py --help`. The code is in spark_log.spark.jobs.transform; it needs no Spark."""
+"""Runs spark_log.spark.jobs.transform, which needs no Spark: see `python transform.py --help`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""`spark-submit window.py --help`. The code is in spark_log.spark.jobs.window; PYSPARK_PYTHON needs spark-log."""
+"""Runs spark_log.spark.jobs.window: see `spark-submit window.py --help`. PYSPARK_PYTHON needs spark-log."""
 
 import sys
 

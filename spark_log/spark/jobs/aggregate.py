@@ -84,7 +84,7 @@ main = JOB.main("spark_log.spark.jobs.aggregate:run")
 
 
 def run(arguments: AggregateArguments) -> int:
-    """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
+    """Run the query. Return the exit code. Raises errors of spark-log and of Spark."""
     from spark_log.spark.jobs.queries.stream_query import run_stream_job
     from spark_log.spark.streams.aggregation import running
 

@@ -1,4 +1,4 @@
-"""Checks before Spark starts, so that a job with wrong arguments fails at once, with one line."""
+"""Checks arguments of a job before Spark starts, so that wrong ones fail at once, with one line."""
 
 import glob
 import os
@@ -17,9 +17,9 @@ from spark_log.spark.jobs.options.job_arguments import NewTopic
 
 
 def check_paths(paths: Iterable[str], environ: Mapping[str, str]) -> None:
-    """Raise InvalidOptionError for a local path or glob without a match.
+    """Raise InvalidOptionError if no file matches a local path or glob.
 
-    Where Hadoop is configured, only Spark knows the file system of a path without a scheme, so it is not checked.
+    If Hadoop is configured, paths without a scheme are not checked, because only Spark knows their file system.
     """
     for path in paths:
         local = _local(path, environ)
@@ -37,7 +37,7 @@ def check_new_folder(path: str, environ: Mapping[str, str]) -> None:
 def find_or_create(cluster: Cluster, name: str, new: NewTopic | None, option: str = "") -> Topic:
     """Return the topic. Create it if it does not exist and `new` is given.
 
-    UnknownTopicOrPartitionError explains how to create it: with `spark-log topic create`, or `option` of the job.
+    Raises UnknownTopicOrPartitionError, with advice to use `spark-log topic create`, or the job's `option`.
     """
 
     def find(connection: Connection) -> Topic | UnknownTopicOrPartitionError:
@@ -51,7 +51,7 @@ def find_or_create(cluster: Cluster, name: str, new: NewTopic | None, option: st
         raise topic_or_error
     try:
         return create_topic(cluster, name, new.partitions, new.replication_factor, new.configs)
-    except TopicAlreadyExistsError:  # another process was faster, or the name collides with another one
+    except TopicAlreadyExistsError:  # another process was faster, or the name collides with another topic's
         topic_or_error = cluster.store.read(find)
         if isinstance(topic_or_error, Topic):
             return topic_or_error

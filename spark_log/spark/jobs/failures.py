@@ -1,4 +1,4 @@
-"""Shows errors in one line: those of spark-log, also inside an error of Spark."""
+"""Shows an error in one line, and finds errors of spark-log inside errors of Spark."""
 
 import re
 import sys
@@ -21,12 +21,12 @@ _STACK_TRACE = "  (for Spark's stack trace: spark-submit --conf spark.log.level=
 
 
 def _ours(error: BaseException) -> list[str]:
-    """Return messages of spark-log, or of Spark SQL's raise_error, inside an error of Spark."""
+    """Return the messages of spark-log, or else of Spark SQL's raise_error, inside an error of Spark."""
     return [text for _, text in _OURS_INSIDE_SPARKS.findall(str(error))] or _RAISED_IN_A_QUERY.findall(str(error))
 
 
 def raise_error_of_task(error: BaseException, kinds: Iterable[type[SparkLogError]]) -> NoReturn:
-    """Raise the error that a task raised if it is one of `kinds`, else `error`, which is Spark's."""
+    """Raise spark-log's error inside Spark's `error` if it is one of `kinds`; otherwise raise `error`."""
     named = {kind.__name__: kind for kind in kinds}
     inside = _OURS_INSIDE_SPARKS.findall(str(error))
     if inside and inside[-1][0] in named:
@@ -50,7 +50,7 @@ def one_line(error: BaseException) -> str:
 
 
 def guarded(job: str, body: Callable[[], int]) -> int:
-    """Return the exit code of `body`, or 1 after an error of spark-log, Spark or the machine, printed in one line."""
+    """Return the exit code of `body`. Print an error of spark-log, Spark or the machine in one line, and return 1."""
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 

@@ -1,4 +1,4 @@
-"""`jobs/maintenance.py` maintains large clusters, with merging and compaction as Spark tasks."""
+"""`jobs/maintenance.py` maintains large clusters, and merges and compacts in Spark tasks."""
 
 import json
 import logging
@@ -70,7 +70,7 @@ class MaintenanceArguments:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks, in the order in which they run."""
+        """The names of the tasks, in the order in which they run."""
         return tuple(name for name in _NAMES if name in (_SCHEDULED if self.task is None else self.task))
 
 
@@ -111,8 +111,8 @@ def run(arguments: MaintenanceArguments) -> int:
 
 
 def _check(cluster: Cluster, arguments: MaintenanceArguments) -> None:
-    """Check the topics before Spark starts. Raises UnknownTopicOrPartitionError, and InvalidConfigurationError for a
-    topic that is not compacted if task `compact` is named.
+    """Check the topics before Spark starts. Raises UnknownTopicOrPartitionError. If task `compact` is named, also
+    raises InvalidConfigurationError for a topic that is not compacted.
     """
     names = arguments.topics or ()
     topics = cluster.store.read(lambda connection: [find_topic(connection, name) for name in names])
@@ -121,7 +121,7 @@ def _check(cluster: Cluster, arguments: MaintenanceArguments) -> None:
 
 
 def do_tasks(spark: "SparkSession | None", cluster: Cluster, arguments: MaintenanceArguments) -> list[str]:
-    """Run the tasks, and report progress, each topic and a summary. Return one line for each failed task."""
+    """Run the tasks. Print progress, reports and a summary. Return one line for each failed task."""
     began = clock.monotonic_s()
     failures: list[str] = []
     count = 0

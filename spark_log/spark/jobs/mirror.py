@@ -1,4 +1,4 @@
-"""`jobs/mirror.py` copies topics of one cluster to another one."""
+"""`jobs/mirror.py` copies topics of one cluster to another cluster."""
 
 from dataclasses import dataclass
 from typing import Annotated

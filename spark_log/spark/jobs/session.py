@@ -1,4 +1,4 @@
-"""The Spark session of a job. Settings of spark-submit and spark-defaults.conf override the settings here."""
+"""Starts and ends the Spark session of a job. Settings of spark-submit and spark-defaults.conf override those here."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ from spark_log.spark import delta_jars, launcher
 from spark_log.spark.datasource.write.topic_write import activate_session
 
 _DEFAULTS = {
-    # every machine prints and parses instants in the same way
+    # every machine prints and parses timestamps in the same way
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
 }
@@ -39,13 +39,13 @@ _started: SparkSession | None = None
 
 
 def start_session(name: str, *, delta: bool) -> SparkSession:
-    """Return a session that has format("spark_log"), and with `delta` format("delta"). `end_session` ends it.
+    """Return a session with format("spark_log"), and with `delta` also format("delta"). `end_session` ends it.
 
-    Raises ClassicSessionRequiredError if Spark Connect is selected, and DeltaNotInstalledError with `delta` if Spark
-    does not have its JARs.
-    It logs warnings only, unless spark.log.level or a log4j2 file of the user sets another level. On one machine, where
-    the first failed task ends the job, it does not log failed tasks either, unless spark.log.level is set.
-    In a program that has an active session, the job uses that session's Spark, with SQL settings of its own.
+    Raises ClassicSessionRequiredError if Spark Connect is selected. With `delta`, raises DeltaNotInstalledError if
+    Delta's JARs are missing.
+    Spark logs warnings only, unless spark.log.level or a log4j2 file of the user sets another level. With a local
+    master, the first failed task ends the job, so failed tasks are not logged either, unless spark.log.level is set.
+    If the program has an active session, the job uses its Spark in a new session with SQL settings of its own.
     """
     if _connect_is_selected():
         raise ClassicSessionRequiredError(
@@ -63,7 +63,7 @@ def start_session(name: str, *, delta: bool) -> SparkSession:
 
 
 def _connect_is_selected() -> bool:
-    """Return whether the session would be one of Spark Connect. spark-submit passes --remote and spark.api.mode in
+    """Whether a new session would use Spark Connect. spark-submit passes --remote and spark.api.mode in
     PYSPARK_REMOTE_INIT_CONF_*.
     """
     by_name = {"SPARK_REMOTE", "PYSPARK_REMOTE_INIT_CONF_LEN"} & os.environ.keys()
@@ -92,7 +92,7 @@ def _start(name: str, defaults: Mapping[str, str]) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", launcher.executable())
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", os.environ["PYSPARK_PYTHON"])
     builder = SparkSession.builder.appName(name)
-    SparkContext._ensure_initialized()  # before, SparkConf does not have the settings of spark-submit
+    SparkContext._ensure_initialized()  # gives SparkConf the settings of spark-submit
     if _logging_is_sparks():
         defaults = {**defaults, _LOG_LEVEL: "WARN"}
     spark_conf = SparkConf()
@@ -123,7 +123,7 @@ def _leave_failures_to_the_job(session: SparkSession) -> None:
 
 
 def _logging_is_sparks() -> bool:
-    """Whether log4j has Spark's default configuration, with which a job logs 150 lines of INFO."""
+    """Whether log4j has Spark's default configuration, which logs 150 lines of INFO for a job."""
     jvm: Any = SparkContext._jvm
     in_use = jvm.org.apache.logging.log4j.LogManager.getContext(False).getConfiguration().getConfigurationSource()
     return in_use.getLocation() is None or _SPARKS_LOGGING in in_use.getLocation()

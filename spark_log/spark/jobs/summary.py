@@ -1,4 +1,4 @@
-"""Reports of a job: progress of each batch and a summary, as text lines or as JSON lines for scripts."""
+"""Formats the reports of a job: progress of each batch and a summary, as text, or as JSON lines for scripts."""
 
 import json
 from collections.abc import Mapping
@@ -28,10 +28,10 @@ class BatchProgress:
 
 @dataclass(frozen=True)
 class Stages:
-    """Seconds of the parts of a job. For a stream they are sums over its batches, without the waits between them."""
+    """The durations of a job's parts, in seconds. A stream has sums over its batches, without waits between them."""
 
     start: float = 0.0
-    """Start of Spark, until its session is ready; 0 in a session that the job did not start."""
+    """Time until Spark's session is ready; 0 in a session that the job did not start."""
     planning: float = 0.0
     """Time until the first task: schema inference, offsets, query plan."""
     writing: float = 0.0
@@ -47,7 +47,8 @@ class Stages:
 class Summary:
     """The result of a job.
 
-    `before` and `after` are next offsets of each partition, of the source for consume, of the target for produce.
+    `before` and `after` are the next offset of each partition before and after the job: of the topics that consume
+    reads, or that produce writes.
     """
 
     job: str
@@ -59,11 +60,11 @@ class Summary:
     before: Mapping[TopicPartition, int]
     after: Mapping[TopicPartition, int]
     malformed: int = 0
-    """Number of values that do not match --value-schema."""
+    """Number of values that are not of --value-schema."""
     late: int = 0
-    """Number of rows dropped after the watermark."""
+    """Number of rows that were dropped because they were later than the watermark."""
     expired: Expired | None = None
-    """Written records that retention.ms does not keep."""
+    """The written records that are older than retention.ms, if there are any."""
     stages: Stages | None = None
 
 
@@ -129,5 +130,5 @@ def _stages_text(stages: Stages, records: int) -> str:
 
 
 def print_lines(*lines: str) -> None:
-    """Print and flush, because stdout of a job is a pipe to spark-submit."""
+    """Print and flush: stdout of a job is a pipe to spark-submit, so Python would buffer it."""
     print("\n".join(lines), flush=True)

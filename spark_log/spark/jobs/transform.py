@@ -61,7 +61,7 @@ JOB = Job(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the job; return its exit code. An error of the function is raised with its traceback."""
+    """Run the job. Return its exit code. Raises errors of the function."""
     given = JOB.parse(arguments)
 
     from spark_log.spark.jobs.queries.transform_loop import run_guarded

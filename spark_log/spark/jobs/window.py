@@ -1,4 +1,4 @@
-"""`jobs/window.py` writes aggregates by window of event time and group to a topic, a Delta table or the console."""
+"""`jobs/window.py` writes aggregates by event-time window and group to a topic, a Delta table or the console."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
@@ -103,7 +103,7 @@ main = JOB.main("spark_log.spark.jobs.window:run")
 
 
 def run(arguments: WindowArguments) -> int:
-    """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
+    """Run the query. Return the exit code. Raises errors of spark-log and of Spark."""
     from spark_log.spark.jobs.queries.stream_query import run_stream_job
     from spark_log.spark.streams.windows import START, windowed
 

@@ -1,4 +1,4 @@
-"""Command-line arguments that `spark-log` and the jobs share, and the parsers of their texts.
+"""Defines the command-line arguments that `spark-log` and the jobs share, and parses their texts.
 
 Wrong usage is an error (exit code 2) that names the option and the value.
 """
@@ -10,11 +10,11 @@ import typer
 
 CLUSTER_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER"
 CLUSTER_FILE_ENVIRONMENT_VARIABLE = "SPARK_LOG_CLUSTER_FILE"
-"""Names a file whose first line is the address."""
+"""A variable that names a file. The first line of the file is the address."""
 
 
 class _Variables(list[str]):
-    """Names of environment variables; typer shows them in errors."""
+    """Names of environment variables, as typer shows them in errors."""
 
     def __str__(self) -> str:
         return " or ".join(self)
@@ -46,7 +46,7 @@ def explain_missing_cluster(error: typer.BadParameter) -> None:
 
 
 def parse_pair(text: str, option: str) -> tuple[str, str]:
-    """Parse `name=value`, at the first `=`. Raises a usage error without a name or a `=`."""
+    """Split `name=value` at the first `=`. Raises a usage error if the name or the `=` is missing."""
     name, separator, value = text.partition("=")
     if not separator or not name.strip():
         raise usage_error(option, f"expected name=value, got {text!r}")
@@ -54,7 +54,7 @@ def parse_pair(text: str, option: str) -> tuple[str, str]:
 
 
 def parse_pairs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """Parse `name=value` texts to a dict. Raises a usage error for a name given twice."""
+    """Parse `name=value` texts to a dict. Raises a usage error if a name is given twice."""
     pairs: dict[str, str] = {}
     for text in texts:
         name, value = parse_pair(text, option)

@@ -1,4 +1,4 @@
-"""Makes a job's command line: groups of options -> one typer command -> the job's arguments."""
+"""Builds a job's command line: groups of options -> one typer command -> the job's arguments."""
 
 import inspect
 import sys
@@ -24,8 +24,8 @@ T = TypeVar("T")
 class Group:
     """Options that are shown together in --help.
 
-    `options` is a dataclass whose fields are annotated with typer.Option or typer.Argument. An option is named for its
-    field, with `prefix` in front; the fields in `required` must be given even if they have a default.
+    `options` is a dataclass whose fields are annotated with typer.Option or typer.Argument. The name of an option is
+    `prefix` and the name of its field. The options in `required` must be given even if their fields have a default.
     """
 
     options: type
@@ -34,7 +34,7 @@ class Group:
     required: tuple[str, ...] = ()
 
     def parameters(self) -> dict[str, inspect.Parameter]:
-        """Return the parameters of a typer command for these options, by field."""
+        """Return the parameters of a typer command for these options, by the names of the fields."""
         hints = get_type_hints(self.options, include_extras=True)
         parameters = {}
         for field in fields(self.options):
@@ -57,14 +57,14 @@ class Group:
 class OneOf:
     """Options of which at most one may be given, and exactly one if `required`.
 
-    One on the command line replaces another one in the file of --config.
+    An option on the command line replaces the others in the file of --config.
     """
 
     names: tuple[str, ...]
     required: bool = False
 
     def apply(self, context: typer.Context, values: dict[str, Any]) -> None:
-        """Remove replaced options from `values`. Raises a usage error for too many or too few options."""
+        """Set replaced options to None in `values`. Raises a usage error for too many or too few options."""
         given = [name for name in self.names if values[name] is not None]
         typed = [name for name in given if _source(context, name) == "COMMANDLINE"]
         for name in given:
@@ -121,9 +121,9 @@ class Job(Generic[T]):
         return app
 
     def main(self, run: str) -> Callable[..., int]:
-        """Return a function that runs the job with the given or the process's arguments, and returns its exit code.
+        """Return a function that runs the job and returns its exit code. Without arguments, it takes the process's.
 
-        `run` is `module:function`. It is imported after the arguments are parsed: --help needs no PySpark.
+        `run` is `module:function`. It is imported after the arguments are parsed, so that --help needs no PySpark.
         """
 
         def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,7 +133,7 @@ class Job(Generic[T]):
         return main
 
     def parse(self, arguments: Sequence[str] | None = None) -> T:
-        """Return the job's arguments. Raises SystemExit: 0 after --help, 2 with a message on stderr for wrong usage."""
+        """Parse the job's arguments. Raises SystemExit: 0 after --help, 2 with a message on stderr for wrong usage."""
         command = get_command(self.app)
         program = f"{self.started_by} {JOBS_FOLDER}/{self.name}.py"
         given = list(sys.argv[1:] if arguments is None else arguments)
@@ -153,7 +153,7 @@ def option_name(parameter: str) -> str:
 
 
 def only_with(option: str, given: Mapping[str, object]) -> None:
-    """Raise a usage error for a parameter in `given` that has a value, because it needs `option`."""
+    """Raise a usage error if a parameter in `given` has a value: these parameters are only allowed with `option`."""
     for name, value in given.items():
         if value is not None and value is not False:
             raise usage_error(option_name(name), f"only with {option}")

@@ -1,4 +1,4 @@
-"""The option --config: a TOML file with arguments by their names. The command line overrides it."""
+"""Defines the option --config, a TOML file with arguments by their names. The command line overrides the file."""
 
 import tomllib
 from datetime import datetime
@@ -38,7 +38,7 @@ def _load(context: typer.Context, path: str | None) -> str | None:
 
 
 def _default(value: Any, is_flag: bool, multiple: bool) -> Any:
-    """Return the value in the form that the command line has. ValueError names the expected type."""
+    """Return the value in the form that the command line has. Raises ValueError, which names the expected type."""
     if is_flag:
         if not isinstance(value, bool):
             raise ValueError("expected true or false")

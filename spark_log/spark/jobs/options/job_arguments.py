@@ -1,4 +1,4 @@
-"""The arguments that the command lines of the jobs pass to their queries."""
+"""Defines the arguments that the command lines of the jobs pass to their queries."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,21 +17,21 @@ Format = Literal["csv", "json", "parquet", "orc", "text", "delta", "rate"]
 
 @dataclass(frozen=True)
 class Columns:
-    """SQL expressions over the input's columns, one for each record field. None is the default of a topic write."""
+    """SQL expressions over the input's columns, one for each record field. With None, the field has its default."""
 
     key: str | None
     """With None, keys are null and records are distributed round-robin."""
     value: str | None
     """With None, the value is all columns as one JSON object."""
     timestamp: str | None
-    """A timestamp, or a text that casts to one. With None, it is the time of the write."""
+    """A timestamp, or a text that casts to one. With None, records have the time of the write."""
     partition: str | None
     headers: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class NewTopic:
-    """The topic that --create-topic makes if it is missing."""
+    """The topic that --create-topic creates if it does not exist."""
 
     partitions: int
     replication_factor: int
@@ -46,7 +46,7 @@ class ProduceArguments:
     """Paths of the input. They are empty for --format rate."""
     format: Format
     schema: str | None
-    """DDL of the input. With None, it is inferred (files) or the format's own."""
+    """DDL of the input. With None, the schema is inferred from the files, or is that of the format."""
     options: Mapping[str, str]
     """Options for Spark's reader."""
     columns: Columns
@@ -59,7 +59,7 @@ Mode = Literal["append", "overwrite", "errorifexists", "ignore"]
 @dataclass(frozen=True)
 class Console:
     limit: int
-    """Number of rows shown, of the result or of each batch of a stream."""
+    """Number of rows to show: of the whole result, or of each batch of a stream."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +73,7 @@ class Files:
 
 @dataclass(frozen=True)
 class OtherTopic:
-    """Copies records to another topic with key, value, headers and timestamp; with `keep_partitions` they also keep
-    their partition.
-    """
+    """Copies key, value, headers and timestamp of records to another topic, with `keep_partitions` also partitions."""
 
     topic: str
     cluster: str
@@ -91,7 +89,7 @@ class ConsumeArguments:
     options: Mapping[str, str]
     """Options of format("spark_log"), without the cluster."""
     value_schema: str | None
-    """DDL of the columns that the values, JSON objects, become. With None, key and value stay bytes."""
+    """DDL of the columns into which the values, JSON objects, are parsed. With None, key and value stay bytes."""
     sink: Sink
 
 
@@ -136,7 +134,7 @@ class WithStatic:
 
 @dataclass(frozen=True)
 class JoinArguments:
-    """A join with at least one of `right`, `static` and `table`, which are joined in this order."""
+    """The arguments of a join with at least one of `right`, `static` and `table`, which are joined in this order."""
 
     stream: StreamArguments
     left: Input

@@ -1,4 +1,4 @@
-"""Options of how a job runs: on which cluster, once or as a streaming query, and how it reports."""
+"""Defines how a job runs: on which cluster, once or as a streaming query, and with which reports."""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -12,7 +12,7 @@ from spark_log.text import parse_interval_ms
 
 @dataclass(frozen=True)
 class Batch:
-    """Reads once the records that the input has now, without a checkpoint."""
+    """Runs a batch query, which reads the records that the input has now, without a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class AvailableNow:
 
 @dataclass(frozen=True)
 class Every:
-    """Runs a streaming query until it is stopped, with a batch each interval; 0 starts each as soon as possible."""
+    """Runs a streaming query until it is stopped, with a batch each interval. 0 starts batches as soon as possible."""
 
     interval_ms: int
 
@@ -46,7 +46,7 @@ Checkpoint = typer.Option(metavar="DIR", help="Where the streaming query keeps i
 
 @dataclass(frozen=True)
 class Shared:
-    """How the job runs: its cluster, its kind of run and its reports."""
+    """The cluster of a job, its kind of run and its reports."""
 
     cluster: str = field(repr=False)
     """Folder or URL of the cluster. It may hold a password."""
@@ -77,7 +77,7 @@ class RunOptions:
     json: Json = False
 
     def shared(self, default: Run) -> Shared:
-        """Return the run. `default` is that of --stream without --trigger. Raises a usage error."""
+        """Return the checked run. `default` is the run of --stream without --trigger. Raises a usage error."""
         if not self.stream:
             only_with("--stream", {"trigger": self.trigger, "checkpoint": self.checkpoint})
             return Shared(self.cluster, Batch(), None, self.json)

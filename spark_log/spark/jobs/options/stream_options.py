@@ -1,4 +1,4 @@
-"""Options that all stream jobs have: inputs, output and run."""
+"""Defines the options that all stream jobs have: inputs, output and run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -30,9 +30,9 @@ class Input:
     options: dict[str, str] = field(repr=False)
     """Options of format("spark_log"), including the cluster."""
     codec: "Codec"
-    """The record's own columns follow the schema's: _key, _topic, _partition, _offset, _timestamp."""
+    """Decodes values to columns. The record's _key, _topic, _partition, _offset and _timestamp follow them."""
     event_time: str
-    """Column of the event time."""
+    """Name of the column with the event time."""
     watermark: str | None
     """Maximum delay of a record, such as "10 minutes". With None, there is no watermark."""
 
@@ -45,14 +45,14 @@ class StreamArguments:
     output: "Output"
     output_mode: "OutputMode"
     key: str | None
-    """SQL expression over the result's columns for a record's key in an output topic. None is the job's default."""
+    """SQL expression over the result's columns: a record's key in an output topic. None means the job's default."""
     dead_letter_topic: str | None
     """Topic for records whose values cannot be read. With None, such a record is an error."""
 
 
 @dataclass(frozen=True)
 class InputOptions:
-    """Options of one input. `prefix` of the group ("left-") comes before each name."""
+    """Options of one input. Their names begin with the `prefix` of the group, such as "left-"."""
 
     subscribe: Annotated[str | None, typer.Option(metavar="TOPIC[,TOPIC]", help="Topics to read.")] = None
     value_format: Annotated[
@@ -184,7 +184,7 @@ ONE_OUTPUT = OneOf(("to_topic", "to_delta", "limit"))
 
 
 def check_output_topic(option: str, name: str | None) -> None:
-    """Raise a usage error for the name of a topic that the job cannot write to."""
+    """Raise a usage error if users cannot write to a topic of this name."""
     if name is not None:
         try:
             validate_user_topic(name, "write to", option)

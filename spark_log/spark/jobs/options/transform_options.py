@@ -1,4 +1,4 @@
-"""Options and arguments of `jobs/transform.py`."""
+"""Defines the options and arguments of `jobs/transform.py`."""
 
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -58,7 +58,7 @@ class TransformRunOptions:
     json: Annotated[bool, typer.Option("--json", help="Print the summary as a JSON line.")] = False
 
     def consumer_settings(self) -> dict[str, int | str]:
-        """Return settings of the consumer, by their names."""
+        """Return the settings of the consumer by name, without those that were not given."""
         from spark_log.clients.consume.consumer_settings import ConsumerSettings
 
         settings: dict[str, int | str | None] = {

@@ -1,4 +1,4 @@
-"""The Spark query of `jobs/consume.py`, which writes records of topics to a sink."""
+"""Runs the Spark query of `jobs/consume.py`, which writes records of topics to a sink."""
 
 import json
 import logging
@@ -36,13 +36,13 @@ Commits = Mapping[TopicPartition, Commit]
 Ranges = Mapping[TopicPartition, OffsetRange]
 
 MALFORMED = "_malformed"
-"""Column with --value-schema. It has the text of a value that is not JSON of that schema, else null."""
+"""Column that --value-schema adds. It has the text of a value that is not JSON of the schema, else null."""
 
 _BYTES = "_bytes_of_key_and_value"
 
 
 def run(arguments: ConsumeArguments) -> int:
-    """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
+    """Run the query. Return the exit code. Raises errors of spark-log and of Spark."""
     ranges, commits = check(arguments)
     delta = isinstance(arguments.sink, Files) and arguments.sink.format == "delta"
     spark = start_session("consume", delta=delta)
@@ -65,8 +65,8 @@ def run(arguments: ConsumeArguments) -> int:
 
 
 def check(arguments: ConsumeArguments) -> tuple[Ranges, Commits]:
-    """Check arguments without Spark. Return the ranges of a batch that are not empty, and what the group has read after
-    it; none for a stream.
+    """Check arguments without Spark. Return the ranges of a batch that are not empty, and the end offsets to commit.
+    For a stream, return none.
     """
     match arguments.sink:
         case OtherTopic(topic, address):
@@ -95,7 +95,7 @@ def check(arguments: ConsumeArguments) -> tuple[Ranges, Commits]:
 def commit_batch(arguments: ConsumeArguments, commits: Commits, *, all_read: bool) -> None:
     """Commit the end offsets of a batch to the group of option group.id, if it is set.
 
-    Only a warning says that they are not committed, because the records are written.
+    A failed commit is only a warning, because the records are written.
     """
     group_id = ReadOptions.parse(_options(arguments), streaming=False, environ={}).group_id
     if group_id is None:
@@ -119,7 +119,7 @@ def _options(arguments: ConsumeArguments) -> dict[str, str]:
 
 
 def _pinned(options: Mapping[str, str], ranges: Ranges) -> dict[str, str]:
-    """Return the options for exactly these ranges, so that the summary reports the records that were read."""
+    """Return the options to read exactly these ranges, so that the summary reports the records that were read."""
     replaced = ("subscribe", "subscribepattern", "assign")
     kept = {
         name: value
@@ -142,7 +142,7 @@ def _batch(
         options = _pinned(options, ranges)
     frame = spark.read.format("spark_log").options(**options).load()
     if not ranges:
-        frame = frame.limit(0)  # records that have come since `check` are for the next run
+        frame = frame.limit(0)  # records that have arrived since `check` are for the next run
     observation = Observation()
     match arguments.sink:
         case Console(limit):
@@ -181,7 +181,7 @@ def _to_sink(frame: DataFrame, arguments: ConsumeArguments) -> DataStreamWriter:
 
 
 def shaped(frame: DataFrame, arguments: ConsumeArguments, observation: Observation | None) -> DataFrame:
-    """Return the rows for the sink. `observation` (None for a stream) gets their counts."""
+    """Return the rows for the sink, and count them with `observation`, which is None for a stream."""
     rows = _rows(frame, arguments)
     malformed = sf.col(MALFORMED) if MALFORMED in rows.columns else None
     return measured(rows, sf.col(_BYTES), malformed, observation).drop(_BYTES)
@@ -190,8 +190,8 @@ def shaped(frame: DataFrame, arguments: ConsumeArguments, observation: Observati
 def show_first(frame: DataFrame, arguments: ConsumeArguments, limit: int) -> Measured:
     """Print the first rows of a batch read, and return their counts.
 
-    Spark reads one partition after the other until it has `limit` rows. With an observation it would read all of them,
-    so a second read of the same few partitions counts the rows.
+    Spark reads one partition after the other until it has `limit` rows. With an observation it would read all
+    partitions, so a second read of the same few partitions counts the rows.
     """
     rows = _rows(frame, arguments)
     malformed = sf.col(MALFORMED).isNotNull() if MALFORMED in rows.columns else sf.lit(False)
@@ -201,11 +201,11 @@ def show_first(frame: DataFrame, arguments: ConsumeArguments, limit: int) -> Mea
 
 
 def _rows(frame: DataFrame, arguments: ConsumeArguments) -> DataFrame:
-    """Return the rows for the sink, with the bytes of each record.
+    """Return the rows for the sink, with a column for the bytes of each record.
 
-    A copy has the columns of a write. With --value-schema the columns are those of the value, and the record's own
-    columns with a `_`: _key (as text), _topic, _partition, _offset, _timestamp, _headers. Otherwise all columns of the
-    read are returned, on the console with key and value as text.
+    A copy to a topic has the columns of a write. With --value-schema, there are the columns of the value, and those of
+    the record with a `_`: _key (as text), _topic, _partition, _offset, _timestamp, _headers. Otherwise there are all
+    columns of the read; for the console, key and value are text.
     """
     frame = frame.withColumn(_BYTES, bytes_of("key", "value"))
     if isinstance(arguments.sink, OtherTopic):

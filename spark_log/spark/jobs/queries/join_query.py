@@ -1,4 +1,4 @@
-"""The Spark query of `jobs/join.py`, which joins a topic with a stream, a table or files."""
+"""Runs the Spark query of `jobs/join.py`, which joins a topic with a stream, a table or files."""
 
 from pyspark.sql import DataFrame
 
@@ -16,9 +16,9 @@ _OF_THE_RECORD = ("_key", "_topic", "_partition", "_offset", "_timestamp")
 
 
 def run(arguments: JoinArguments) -> int:
-    """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
+    """Run the query. Return the exit code. Raises errors of spark-log and of Spark."""
     cluster = arguments.stream.shared.cluster
-    opened: list[Table] = []  # filled by the first batch: opening the table needs a Spark session
+    opened: list[Table] = []  # the first batch opens the table, because that needs a Spark session
 
     def build(left: DataFrame, *rights: DataFrame) -> DataFrame:
         joined = left if arguments.right is None else _with_stream(left, arguments.left, rights[0], arguments.right)
@@ -54,7 +54,7 @@ def _table(batch: DataFrame, cluster: str, given: WithTable) -> Table:
 
 
 def _with_stream(left: DataFrame, of: Input, right: DataFrame, other_stream: OtherStream) -> DataFrame:
-    """Join two streams. The right side's columns of the record, which the left has too, get the prefix _right."""
+    """Join two streams. Columns such as `_key` are in both: those of the right stream get the prefix `_right`."""
     names = {name: f"_right{name}" for name in _OF_THE_RECORD}
     on = {ours: names.get(theirs, theirs) for ours, theirs in other_stream.on.items()}
     time = names.get(other_stream.input.event_time, other_stream.input.event_time)

@@ -7,7 +7,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as sf
 
 NAME = "spark_log_job"
-"""Name of the observation in the progress of a streaming query. A suffix identifies one of several inputs."""
+"""Name of the observation in a streaming query's progress. With several inputs, a suffix identifies the input."""
 
 
 class Measured(NamedTuple):
@@ -28,7 +28,7 @@ def measured(
 ) -> DataFrame:
     """Return `frame` with an observation. `size` is the bytes of a row; `malformed` is null in a valid row.
 
-    `observation` is given for a batch, `name` for one of several inputs of a stream.
+    A batch gives `observation`. A stream with several inputs gives the `name` of the input.
     """
     counts = [
         sf.count(sf.lit(1)).alias("records"),
@@ -39,7 +39,7 @@ def measured(
 
 
 def bytes_of(*columns: str) -> Column:
-    """Return the total bytes of string or binary columns; null has 0."""
+    """Return the total bytes of string or binary columns. A null counts 0."""
     total = sf.lit(0)
     for column in columns:
         total = total + sf.coalesce(sf.octet_length(sf.col(column)), sf.lit(0))

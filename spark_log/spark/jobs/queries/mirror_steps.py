@@ -1,4 +1,4 @@
-"""Runs the steps of `jobs/mirror.py`, with Spark's tasks."""
+"""Runs the steps of `jobs/mirror.py` in Spark tasks."""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,15 +21,15 @@ from spark_log.spark.jobs.summary import BatchProgress, Summary, print_lines, pr
 from spark_log.spark.mirror.mirror import Mirror, Step
 
 _ERRORS_OF_TASKS = (CorruptRecordError, InvalidRecordError, NotLeaderForPartitionError, SourceUnavailableError)
-"""The errors of `transfer` that are about one topic."""
+"""The errors of `transfer` that concern a single topic."""
 _TASKS_PER_CORE = 4
 _PAUSE_S_MIN = 0.1
-"""Shortest pause between two steps, because each reads the positions of all partitions."""
+"""Shortest pause between two steps. Steps are costly: each reads the positions of all partitions."""
 
 
 def run(arguments: MirrorArguments) -> int:
-    """Mirror the topics; return the exit code. Raises errors of spark-log and of Spark; with available-now also, at the
-    end, an error that names the topics that were left out.
+    """Mirror the topics. Return the exit code. Raises errors of spark-log and of Spark. With available-now, also raises
+    an error at the end that names the failed topics.
     """
     with Cluster.open(arguments.cluster) as source, Cluster.open(arguments.to_cluster) as target:
         for cluster in (source, target):
@@ -49,7 +49,7 @@ def run(arguments: MirrorArguments) -> int:
 
 
 def _mirror(mirror: Mirror, arguments: MirrorArguments) -> "_Steps":
-    # checks without Spark; the ranges are the end of a run with available-now
+    # checks the topics without Spark; a run with available-now ends with these ranges
     lacking = mirror.ranges()
     steps = _Steps(arguments.json)
     if isinstance(arguments.run, AvailableNow) and not any(offsets.size for offsets in lacking.values()):
@@ -104,7 +104,7 @@ def _step(
     steps: _Steps,
     until: Mapping[TopicPartition, int] | None = None,
 ) -> bool:
-    """Copy one step, and the groups. Return False if there was nothing to copy."""
+    """Run one step, and copy the groups. Return False if the step had nothing to copy."""
     begun = clock.monotonic_s()
     step = mirror.step(lambda transfers: _on_spark(spark, transfers), until)
     if step is not None:

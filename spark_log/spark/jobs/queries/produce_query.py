@@ -1,4 +1,4 @@
-"""The Spark query of `jobs/produce.py`, which makes records of a topic from the input's rows."""
+"""Runs the Spark query of `jobs/produce.py`, which writes the input's rows as records of a topic."""
 
 import logging
 import os
@@ -44,7 +44,7 @@ Offsets = Mapping[TopicPartition, int]
 
 
 def run(arguments: ProduceArguments) -> int:
-    """Run the query; return the exit code. Raises errors of spark-log and of Spark."""
+    """Run the query. Return the exit code. Raises errors of spark-log and of Spark."""
     shared = arguments.shared
     with Cluster.open(shared.cluster) as cluster:
         check_paths(arguments.paths, os.environ)
@@ -68,9 +68,9 @@ def run(arguments: ProduceArguments) -> int:
 
 
 def after_write(cluster: Cluster, topic: Topic, before: Offsets) -> tuple[Offsets, Offsets, Expired | None]:
-    """Return the offsets before and after the write, and the records that retention does not keep.
+    """Return the offsets before and after the write, and the written records that are older than retention.ms.
 
-    Without them the summary is shorter. It is no error that they cannot be read, because the rows are written.
+    If they cannot be read, log a warning and return nothing, because the rows are written: the summary is shorter.
     """
     try:
         after = end_offsets(cluster, [topic.name])
@@ -82,7 +82,7 @@ def after_write(cluster: Cluster, topic: Topic, before: Offsets) -> tuple[Offset
 
 
 def read(spark: SparkSession, arguments: ProduceArguments) -> DataFrame:
-    """Return the input. Its schema is given, inferred (csv with its header line) or that of the format."""
+    """Return the input. Its schema is the given one, an inferred one (for csv with the header line) or the format's."""
     streaming = not isinstance(arguments.shared.run, Batch)
     options = dict(arguments.options)
     if arguments.format == "csv":
@@ -102,8 +102,8 @@ def read(spark: SparkSession, arguments: ProduceArguments) -> DataFrame:
 
 
 def shape(frame: DataFrame, columns: Columns, topic: Topic | None = None) -> DataFrame:
-    """Return rows as format("spark_log") writes them: value, and the given ones of key, timestamp, partition, headers.
-    For a typed topic with JSON values also record, if all columns that are to be the value are fields of its schema.
+    """Return the rows that format("spark_log") writes: value, and key, timestamp, partition and headers if given.
+    For a topic with typed JSON values, value is encoded by the topic's schema if all columns are its fields.
     """
     others = _others(frame, columns)
     values = None if topic is None or topic.columns is None else topic.columns.value
@@ -137,7 +137,7 @@ def _type_of(frame: DataFrame, expression: str) -> DataType:
 
 
 def _text(frame: DataFrame, option: str, expression: str) -> Column:
-    """Return the expression as string or binary: structs, arrays and maps as JSON, other types as text."""
+    """Return the expression as string or binary: structs, arrays, maps and variants as JSON, other types as text."""
     column, kind = sf.expr(expression), _type_of(frame, expression)
     if isinstance(kind, StringType | BinaryType):
         return column
@@ -147,7 +147,7 @@ def _text(frame: DataFrame, option: str, expression: str) -> Column:
 
 
 def _timestamp(frame: DataFrame, expression: str) -> Column:
-    """Return a timestamp. Raises InvalidOptionError for numbers: they could be in s, ms or µs."""
+    """Return the expression as a timestamp. Raises InvalidOptionError for numbers, which could be in s, ms or µs."""
     kind = _type_of(frame, expression)
     if not isinstance(kind, TimestampType | TimestampNTZType | DateType | StringType):
         raise InvalidOptionError(

@@ -26,11 +26,11 @@ from spark_log.spark.streams.windows import late_in
 _PLANNING = ("latestOffset", "getBatch", "queryPlanning")
 _WRITING = "addBatch"
 _COMMIT = ("walCommit", "commitOffsets", "commitBatch")
-"""Stages of a micro-batch, as `durationMs` of Spark's progress names them."""
+"""Stages of a micro-batch by their names in `durationMs` of Spark's progress."""
 
 _POLL_S = 1
 STOP_WAIT_S = 60.0
-"""Time that the current batch has to finish after a signal. A batch stopped after it is repeated at a restart."""
+"""After a signal, the current batch has this time to finish. Then it is stopped, and a restart repeats it."""
 
 
 def triggered(writer: DataStreamWriter, shared: Shared) -> DataStreamWriter:
@@ -48,7 +48,7 @@ def triggered(writer: DataStreamWriter, shared: Shared) -> DataStreamWriter:
 
 @dataclass(frozen=True)
 class Totals:
-    """Totals of a query in this run, over all batches with records."""
+    """The totals of all batches with records of a query in this run."""
 
     counted: Measured = field(default_factory=Measured)
     late: int = 0
@@ -70,12 +70,12 @@ def run_to_end(
     shared: Shared,
     topics: Iterable[tuple[str, str]],
 ) -> Totals:
-    """Start a query, print its progress, and wait for its end. After a signal, its current batch is the last one.
+    """Run a query to its end, and print its progress. Return the totals. A signal makes the current batch the last one.
 
-    `topics` (cluster address, name) are the topics that the query writes. Their Delta tables are complete at the end.
-    Raises StreamingQueryException.
+    `topics` (cluster address, name) are the topics that the query writes. At the end they are sealed, so that their
+    Delta tables are complete. Raises StreamingQueryException.
     """
-    stop = stop_on_signals(spark)  # before the start: a signal never finds a query without a handler
+    stop = stop_on_signals(spark)  # before the start, so that a signal never finds a query without a handler
     totals = Totals()
     deadline: float | None = None
     with observing_queries(spark, shared.cluster) if shared.metrics else nullcontext():
@@ -95,11 +95,11 @@ def run_to_end(
 
 
 def _is_after_last_batch(query: StreamingQuery) -> bool:
-    """Let the query start no more batches. Return True if none is running: then `query.stop()` interrupts only a wait.
+    """Prevent the query from starting more batches. Return whether none is running: then `query.stop()` is safe.
 
-    `query.stop()` alone interrupts a batch that starts just before it: its records would be written, but not counted.
-    Spark checks the state before each batch and then marks the trigger as active. So a thread that was waiting after
-    the state was set, with no active trigger after that, runs no batch any more.
+    `query.stop()` alone could interrupt a batch that has just started: its records would be written, but not counted.
+    Spark checks the state before each batch, and then marks the trigger as active. So if the state is set first, the
+    thread is waiting after that, and no trigger is active after that, no batch runs any more.
     """
     if not hasattr(query, "_jsq"):  # Spark Connect: the batch that starts at this moment is repeated at a restart
         return not query.status["isTriggerActive"]
@@ -121,7 +121,7 @@ def measured_in(progress: Any) -> Measured:
 
 
 def _take_new(query: StreamingQuery, totals: Totals, as_json: bool) -> Totals:
-    """Print the batches since, and return `totals` with them. Spark keeps the last 100 progresses, oldest first."""
+    """Print the batches after those in `totals`. Return the new totals. Spark keeps 100 progresses, oldest first."""
     for progress in query.recentProgress:
         counted = measured_in(progress)
         if not counted.records or (totals.last is not None and progress.batchId <= totals.last.batchId):
@@ -143,7 +143,7 @@ def _stages_of(progress: Any) -> Stages:
 
 
 def _behind(progress: Any) -> int | None:
-    """Return the number of offsets that the query has not read, or None if no source reports it."""
+    """Return the number of offsets that the query has not read, or None if no source reports its latest offset."""
     behind = None
     for source in progress.sources:
         latest, end = _offsets_in(source.latestOffset), _offsets_in(source.endOffset)
@@ -166,7 +166,7 @@ def offsets_around(totals: Totals) -> tuple[dict[TopicPartition, int], dict[Topi
 
 
 def _offsets_in(text: str | None) -> Mapping[TopicPartition, int]:
-    """Return the offsets from the JSON of a progress; empty for a source of another kind (files, rate)."""
+    """Return the offsets from the JSON of a progress. They are empty for a source of another kind (files, rate)."""
     offset = StreamOffset.of_text(text)
     return _offsets(None if offset is None else offset.positions)
 
@@ -184,7 +184,7 @@ def stop_on_signals(spark: SparkSession) -> Stop:
 
 
 def _listen_in_jvm(spark: SparkSession, stop: Stop) -> None:
-    """Set the flag on signals to spark-submit. They reach its JVM, which would otherwise end the query at once."""
+    """Set the flag on signals that spark-submit's JVM receives. Otherwise the JVM would end the query at once."""
     from pyspark.java_gateway import ensure_callback_server_started
 
     class Handler:

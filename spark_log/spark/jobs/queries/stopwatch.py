@@ -20,7 +20,7 @@ class Stopwatch:
     """
 
     def __init__(self, spark: SparkSession, jvm_start_ms: int | None) -> None:
-        """Start now, when the session is ready. `jvm_start_ms` is None if the job did not start the JVM."""
+        """Start the clock: the session is ready. `jvm_start_ms` is None if the job did not start the JVM."""
         self._spark = spark
         self._ready_ms, self._ready_s = clock.wall_ms(), clock.monotonic_s()
         self._start_s = 0.0 if jvm_start_ms is None else (self._ready_ms - jvm_start_ms) / 1000
@@ -28,12 +28,12 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """The time since the session was ready."""
+        """The time in seconds since the session was ready."""
         return clock.monotonic_s() - self._ready_s
 
     @contextmanager
     def query(self) -> Iterator[None]:
-        """Time the Spark jobs of an action."""
+        """Measure the time of the action's Spark jobs: from the start of the first to the end of the last."""
         context, tag = self._spark.sparkContext, f"spark-log-{uuid4().hex}"
         context.addJobTag(tag)
         try:
@@ -56,7 +56,7 @@ class Stopwatch:
 
 
 def _times_of(context: Any, tag: str) -> tuple[int, int] | None:
-    """Return (start of the first, end of the last) job with a tag, in milliseconds since 1970."""
+    """Return the start of the first and the end of the last job with a tag, in milliseconds since 1970."""
     scala = context._jsc.sc()
     scala.listenerBus().waitUntilEmpty()  # the last job's end is reported asynchronously
     jobs = [scala.statusStore().job(number) for number in scala.statusTracker().getJobIdsForTag(tag)]

@@ -1,4 +1,4 @@
-"""The query of a stream job: it checks, decodes, builds, runs to its end or until SIGTERM, and reports."""
+"""Runs the query of a stream job: checks, decodes, builds, runs it to its end or until SIGTERM, and reports."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,9 +30,9 @@ _BYTES = "_bytes_of_key_and_value"
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 Build = Callable[..., DataFrame]
-"""A function from the decoded inputs, in order, to the result."""
+"""A function that takes the decoded inputs, in order, and returns the result."""
 PerBatch = Callable[[DataFrame], DataFrame]
-"""A function that is applied to the result of each micro-batch (a join with a table)."""
+"""A function that changes the result of each micro-batch, such as a join with a table."""
 
 
 def run_stream_job(
@@ -45,10 +45,10 @@ def run_stream_job(
     *,
     delta: bool = False,
 ) -> int:
-    """Run a stream job; return its exit code. Raises errors of spark-log and of Spark.
+    """Run a stream job. Return its exit code. Raises errors of spark-log and of Spark.
 
-    `keys` are the columns that identify a row of the result; they are the key of its record in an output topic. `delta`
-    means that `build` reads Delta tables.
+    `keys` are the columns that identify a row of the result. They become the key of its record in an output topic.
+    `delta` means that `build` reads Delta tables.
     """
     check(arguments, inputs)
     shared = arguments.shared
@@ -83,10 +83,10 @@ def run_stream_job(
 
 
 def set_shuffle_partitions(spark: SparkSession) -> None:
-    """On one machine, have a shuffle partition for each core, unless their number is set: Spark's 200 would make 200
-    tasks and state stores of each batch.
+    """With a local master, use one shuffle partition for each core, unless the number is set. Spark's default would
+    make 200 tasks and state stores for each batch.
 
-    The checkpoint keeps the number for ever. On a cluster it must not depend on how many executors have registered.
+    The checkpoint keeps the number for ever. On a cluster it must not depend on the executors that have registered.
     """
     is_local = (spark.sparkContext.master or "").startswith("local")
     if is_local and not SparkConf().contains(_SHUFFLE_PARTITIONS):
@@ -94,7 +94,7 @@ def set_shuffle_partitions(spark: SparkSession) -> None:
 
 
 def check(arguments: StreamArguments, inputs: Sequence[Input]) -> None:
-    """Check clusters, topics and offsets: all that can be checked without Spark."""
+    """Check options, clusters and topics, as far as possible without Spark. Raises errors of spark-log."""
     for one in inputs:
         planner = ReadPlanner(ReadOptions.parse(one.options, streaming=True, environ={}))
         try:
@@ -118,10 +118,10 @@ def source(spark: SparkSession, stream_input: Input) -> DataFrame:
 
 
 def decode(records: DataFrame, stream_input: Input, name: str, go_on: bool) -> tuple[DataFrame, DataFrame]:
-    """Return valid records as columns of the schema, and dead letters, counted under `name`.
+    """Return valid records as columns of the schema, and dead letters. `name` is the suffix of their observation.
 
-    A tombstone is neither. Without `go_on` a dead letter ends the query. Raises InvalidOptionError if the event time is
-    not a timestamp.
+    A tombstone is neither valid nor a dead letter. Without `go_on` a dead letter ends the query. Raises
+    InvalidOptionError if the event time is not a timestamp.
     """
     about = [column for column in records.columns if column not in ("value", "timestampType", "headers")]
     read = codecs.decode(records.withColumn(_BYTES, bytes_of("key", "value")), stream_input.codec)
@@ -143,10 +143,10 @@ def routed(
     keys: Sequence[str],
     per_batch: PerBatch | None = None,
 ) -> tuple[DataFrame, Output | Route]:
-    """Return the frame of the single query that writes results and dead letters, and the route of its rows.
+    """Return the frame of the single query that writes results and dead letters, and the output or route of its rows.
 
-    It is a single query so that both belong to the same batch: a result is null in the column of letters, a letter in
-    the column of results.
+    It is a single query so that both belong to the same batch. In its frame, a row has either a result or a letter; the
+    other column is null.
     """
     output, topic = arguments.output, arguments.dead_letter_topic
 
@@ -179,7 +179,7 @@ def routed(
 def as_records(result: DataFrame, key: str | None, keys: Sequence[str]) -> DataFrame:
     """Return the columns key and value. The value is all columns as JSON.
 
-    The key is `key` (an SQL expression) or the columns `keys`: one as text, several as JSON. Without either it is null.
+    The key is the SQL expression `key`, or else the columns `keys`: one as text, several as JSON, none as null.
     """
     chosen: Column
     if key is not None:

@@ -1,4 +1,4 @@
-"""The loop of `jobs/transform.py`: it consumes, calls the function and produces, in transactions."""
+"""Runs the loop of `jobs/transform.py`, which consumes, calls the function and produces, in transactions."""
 
 import ctypes
 import importlib
@@ -30,7 +30,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_guarded(arguments: TransformArguments) -> int:
-    """Return the exit code, 1 for a printed error of spark-log or kafka-python. Raises errors of the function."""
+    """Run the job; print errors of spark-log or kafka-python. Return the exit code. Raises errors of the function."""
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("spark_log.spark.streams").setLevel(logging.INFO)
     try:
@@ -41,7 +41,7 @@ def run_guarded(arguments: TransformArguments) -> int:
 
 
 def run(arguments: TransformArguments) -> int:
-    """Run the loop; return the exit code. Raises errors of spark-log, of kafka-python, and of the function."""
+    """Run the loop. Return the exit code. Raises errors of spark-log, of kafka-python, and of the function."""
     function = None if arguments.work.function is None else load(arguments.work.function)
     _check_topics(arguments)
     with _consumer(arguments) as consumer, _producer(arguments) as producer:
@@ -59,7 +59,7 @@ def run(arguments: TransformArguments) -> int:
 
 
 def load(name: str) -> Any:
-    """Load `module:function`, from the working folder or installed. InvalidOptionError names the problem."""
+    """Import `module:function` from the working folder, or an installed package. Raises InvalidOptionError."""
     module_name, _, function_name = name.partition(":")
     if not module_name or not function_name:
         raise InvalidOptionError(f"--function {name!r}: expected module:function")
@@ -76,7 +76,7 @@ def load(name: str) -> Any:
 
 
 def copy_to(topic: str) -> TableTransform:
-    """Return a function that copies records to another topic, which assigns partitions and offsets itself."""
+    """Return a function that copies records to another topic. Their partitions and offsets are new."""
 
     def copy(table: pa.Table, producer: Producer) -> None:
         producer.send_table(topic, table.select(["key", "value", "timestamp", "headers"]))
@@ -85,7 +85,7 @@ def copy_to(topic: str) -> TableTransform:
 
 
 def _check_topics(arguments: TransformArguments) -> None:
-    """Raise UnknownTopicOrPartitionError for a topic that is named and does not exist."""
+    """Raise UnknownTopicOrPartitionError for a named topic that does not exist."""
     named = [] if isinstance(arguments.topics, SubscribePattern) else [*arguments.topics.topics]
     named += [] if arguments.work.to_topic is None else [arguments.work.to_topic]
     with Cluster.open(arguments.run.cluster) as cluster:
@@ -119,7 +119,7 @@ def _stop_on_signals(loop: TransactionalLoop) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: loop.stop())
     if "PYSPARK_GATEWAY_PORT" in os.environ and sys.platform == "linux":
-        # under spark-submit a signal ends its JVM, but not this process
+        # spark-submit's JVM receives its signals: let this process get SIGTERM when the JVM ends
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
