@@ -1,4 +1,4 @@
-"""Mirrors in this process, without Spark, for topics of moderate size. (`jobs/mirror.py` copies in Spark tasks.)"""
+"""Mirrors topics of moderate size in this process, without Spark. (`jobs/mirror.py` copies in Spark tasks.)"""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ from spark_log.spark.mirror.mirror_topics import MirrorSettings
 
 
 def mirror_topics(source: Cluster, target: Cluster, *topics: str, prefix: str = "") -> int:
-    """Copy the records that the target lacks now, each at its offset in the source. Return the number of records
-    copied.
+    """Copy the records that the target lacks now, with their offsets in the source. Return the number of copied
+    records.
 
-    `prefix` is put in front of the topics' names in the target. Topics and partitions that the target lacks are created
-    with the configs of the source. After an interruption call it again: it continues where the target ends, and no
-    record is copied twice. Raises UnknownTopicOrPartitionError, InvalidOptionError if both are the same cluster, and
+    The topics' names in the target begin with `prefix`. Topics and partitions that the target lacks are created with
+    the configs of the source. After an interruption, call it again: it continues where the target ends, and copies no
+    record twice. Raises UnknownTopicOrPartitionError, InvalidOptionError if both clusters are the same, and
     DataLossError and OffsetOutOfRangeError if the target has other records than the source (`Mirror.ranges`).
     """
     mirror = Mirror(source, target, MirrorSettings(SubscribeTopics(topics), prefix, create=True))

@@ -1,11 +1,11 @@
 """Copies topics from one cluster to another. A record keeps its offset, timestamp, key, value and headers.
 
-The progress is the target's log end offset. A step copies from there on, and its append is refused unless it begins
-exactly there. So a mirror that was killed continues where the target ends, two mirrors of the same topic cannot
-duplicate a record, and a record that another writer has appended to the target is an error, not a hole in the copy. The
-target also keeps the identity of the source's log (`mirror_positions`): records that an unclean leader election
-truncates in the source after they were copied raise DataLossError. Gaps that compaction left in the source stay gaps;
-deletions are not copied. Driver.
+The target's log end offset is the progress: a step copies from this offset on, and the target refuses an append that
+begins elsewhere. So a mirror that was killed continues where the target ends, and two mirrors of the same topic cannot
+duplicate a record. If another writer appends to the target, the mirror fails and leaves no hole in the copy. The target
+also stores the identity of the source's log (`mirror_positions`): if an unclean leader election in the source truncates
+records that were copied, the mirror raises DataLossError. Gaps that compaction left in the source stay gaps; deletions
+are not copied. Driver.
 """
 
 import contextlib
@@ -60,11 +60,11 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PAUSE_S = 0.2
-"""Pause before topics that move, and stores that fail, are looked up again."""
+"""Pause before topics are looked up again because some have moved or a store has failed."""
 
 
 class Step(NamedTuple):
-    """The result of a step. `before` and `after` are log end offsets of the target, by its topics."""
+    """The result of a step. `before` and `after` are the target's log end offsets, by partitions of the target."""
 
     records: int
     record_bytes: int
@@ -80,12 +80,12 @@ class _TruncatedMeanwhile(SparkLogError):
 
 Ranges = dict[TopicPartition, OffsetRange]
 Run = Callable[[Sequence[Transfer]], list[Transferred]]
-"""A function that calls `transfer` for each of them, in any process, such as the tasks of a Spark job."""
+"""A function that calls `transfer` for each argument, in any process, for example in the tasks of a Spark job."""
 
 
 @dataclass
 class Mirror:
-    """Mirrors one open cluster to another. Not thread-safe. It includes new topics that match from the next step on."""
+    """Mirrors one open cluster to another. Each step includes new topics that match the pattern. Not thread-safe."""
 
     source: Cluster
     target: Cluster
@@ -109,15 +109,15 @@ class Mirror:
         for log in (self._source_log, self._target_log):
             try:
                 log.close()
-            except MetadataStoreUnavailableError as error:  # the records are copied; leases end by time
+            except MetadataStoreUnavailableError as error:  # the records are copied; leases expire
                 logger.warning("after the mirror: %s", redact(str(error)))
 
     def ranges(self) -> dict[TopicPartition, OffsetRange]:
-        """Return the records that each partition of the target lacks, by the source's topics.
+        """Return the offsets that each partition of the target lacks, by partitions of the source.
 
-        Leaves out topics, or raises: OffsetOutOfRangeError if the target has other records than the source, and
-        DataLossError if the source's topic was recreated, or if it deleted records that the target lacks or truncated
-        records that the target has.
+        Topics that a pattern chose are left out if they have one of these errors; for named topics it is raised:
+        OffsetOutOfRangeError if the target has other records than the source, and DataLossError if the source's topic
+        was recreated, or if it deleted records that the target lacks or truncated records that the target has.
         """
         lacking_of = self._repeat(lambda: self._lacking(self.topics.pairs()))
         return {tp: lacking.range for tp, lacking in lacking_of.items()}
@@ -149,19 +149,19 @@ class Mirror:
         return lacking_of
 
     def step(self, run: Run, until: Mapping[TopicPartition, int] | None = None) -> Step | None:
-        """Copy new records in one append transaction: at most `offsets_per_step_max` offsets, and none from the offsets
-        of `until` on. Returns None if there is no new record.
+        """Copy new records in one append transaction: at most `offsets_per_step_max` offsets, all below those of
+        `until`. Return None if there is no new record.
 
-        Topics that a pattern chose and that fail are left out. Each of them is tried again in later steps, in a
-        transaction of its own after that of the others. Raises an error with all reasons if no other topic remains.
-        Topics to which the target cannot append now are left out before that, and copied with the others once it can.
+        If a topic that a pattern chose fails, it is left out. Later steps try it again, in a transaction of its own
+        after that of the others. Raises an error with all reasons if no topic remains. Topics to which the target
+        cannot append now are left out beforehand, and copied with the others once the target can append.
         """
         step = self._repeat(lambda: self._step(run, until))
         self.topics.raise_failures(of_all=True)
         return step
 
     def copy_groups(self) -> dict[str, int]:
-        """Copy the committed offsets of groups (`mirror_groups`), except those in topics that are left out."""
+        """Copy committed offsets (`mirror_groups`), except in topics that are left out. Return the number by group."""
         return self._repeat(self._copy_groups)
 
     def _copy_groups(self) -> dict[str, int]:
@@ -169,8 +169,8 @@ class Mirror:
         return copy_groups(self.source, self.target, {name: pair for name, pair in pairs.items() if name not in failed})
 
     def _repeat(self, work: Callable[[], T]) -> T:
-        """Call a function until the source is not truncated meanwhile, no topic gets to another store, and no data
-        store fails whose topics can be left out. It raises the error if that lasts for two minutes.
+        """Repeat `work` while the source is truncated meanwhile. Also repeat it, for two minutes, while a topic moves
+        to another store, or a data store fails whose topics can be left out.
         """
         until_s: float | None = None
         while True:
@@ -186,7 +186,7 @@ class Mirror:
             time.sleep(_PAUSE_S)
 
     def _leave_out(self, name: str, error: SparkLogError) -> None:
-        """Leave out a topic, unless the reason is that it has got to another store."""
+        """Leave out a failed topic. If it failed because it moved to another store, raises TopicMovedError instead."""
         if name not in self.topics.failed:
             self.topics.check_not_moved([name])
         self.topics.leave_out(name, error)
@@ -231,8 +231,8 @@ class Mirror:
     def _copies(
         self, run: Run, pairs: Mapping[str, Pair], lags: Mapping[TopicPartition, Lacking], lacking: Ranges
     ) -> Iterator[tuple[Ranges, list[Transferred]]]:
-        """Copy records of the topics that have not failed, of another store if all of one fail, and then of each topic
-        that had failed before.
+        """Copy records of the topics that have not failed, in one store of the target; if all of them fail, in another
+        store. Then copy each topic that had failed before by itself.
         """
         failed = self.topics.failed.keys() & {tp.topic for tp in lacking}
         copied = False
@@ -261,9 +261,9 @@ class Mirror:
         *,
         again: bool = False,
     ) -> Iterator[tuple[Ranges, list[Transferred]]]:
-        """Copy the ranges in one append transaction. If a topic fails, copy each half of the topics by itself, until
-        only topics that fail alone are left out. If topics have become unavailable meanwhile, copy the others; if
-        they only have new leaders, copy all once more, which is `again`.
+        """Copy the ranges in one append transaction. If a topic fails, copy each half of the topics by itself, so that
+        in the end only topics that fail alone are left out. If topics have become unavailable meanwhile, copy the
+        others. If partitions only have new leaders, copy all topics once more; `again` marks this second attempt.
         """
         names, unavailable = sorted({tp.topic for tp in taken}), None
         try:
@@ -273,7 +273,7 @@ class Mirror:
                 self._leave_out(names[0], error)
                 return
             parts = [names[: len(names) // 2], names[len(names) // 2 :]]
-        except TopicMovedError:  # another store has it, or will have it soon
+        except TopicMovedError:  # the topic is in another store, or will be there soon
             raise
         except UNAVAILABLE:
             unavailable = self.topics.leave_out_unavailable(pairs, taken)
@@ -304,14 +304,14 @@ class Mirror:
             failpoint("mirror.files-written")
             self._append(pairs, done, write_id, positions)
         except BaseException:
-            with contextlib.suppress(SparkLogError):  # else its lease expires; clean-up deletes the files
+            with contextlib.suppress(SparkLogError):  # without this, the lease expires; clean-up deletes the files
                 write_ids.release(store, write_id)
             raise
         return done
 
     def _check_not_truncated(self, pairs: Mapping[str, Pair], copied: Mapping[TopicPartition, MirrorPosition]) -> None:
-        """Raise _TruncatedMeanwhile if records below the positions were truncated in the source since they were looked
-        up. Then the records that were read may come from before and from after the truncation.
+        """Raise _TruncatedMeanwhile if the source has truncated records below the positions since these were looked up.
+        Then some of the records may have been read before the truncation, and others after it.
         """
         keys: dict[Key, MirrorPosition] = {
             (pairs[tp.topic].source.topic_id, tp.partition): position for tp, position in copied.items()
@@ -389,7 +389,7 @@ def _source_stores(pairs: Mapping[str, Pair]) -> list[StoreId]:
 
 
 def _most_behind(pairs: Mapping[str, Pair], lacking: Mapping[TopicPartition, OffsetRange]) -> StoreId:
-    """Return the store of the target that lacks the most records."""
+    """Return the store of the target whose topics lack the most offsets."""
     sizes: dict[StoreId, int] = {}
     for tp, found in lacking.items():
         store_id = pairs[tp.topic].target.store_id

@@ -1,7 +1,7 @@
-"""Copies the typed columns of mirrored topics that follow a subject of the source's schema registry.
+"""Copies the typed columns of mirrored topics whose schemas are subjects of the source's schema registry.
 
-The target's registry does not have the subject, and its ids are of other schemas. So the target's topic gets the
-definitions of its source, with the texts of the schemas as key.schema and value.schema.
+The target's registry does not have the subject, and its ids belong to other schemas. So the topic in the target gets
+the column definitions of its source, with the texts of the schemas as key.schema and value.schema.
 """
 
 from collections.abc import Mapping
@@ -20,15 +20,15 @@ _COLUMN_CONFIGS = tuple(f"{source}.{name}" for source in SOURCES for name in ("c
 
 
 def configs_for_target(source: Topic) -> Mapping[str, str]:
-    """Return the configs with which the target's topic is created; `copy_columns` adds the others."""
+    """Return the configs with which the target's topic is created. `copy_columns` adds those of copied columns."""
     if not _following(source):
         return source.overrides
     return {name: value for name, value in source.overrides.items() if name not in _COLUMN_CONFIGS}
 
 
 def copy_columns(cluster: Cluster, source: Topic, target: Topic, *, missing: bool) -> Topic:
-    """Give the target's topic the present definitions of its source if it has earlier ones, and with `missing` also if
-    it has no columns. A topic with columns of its own keeps them.
+    """Update copied columns of the target's topic to the present definitions of its source. With `missing`, also add
+    them if it has no columns. A topic with columns of its own keeps them. Return the target's topic.
     """
     columns, copied = source.columns, (missing and target.columns is None) or _is_copied(target)
     following = _following(source)
@@ -53,14 +53,14 @@ def copy_columns(cluster: Cluster, source: Topic, target: Topic, *, missing: boo
 
 
 def _is_copied(target: Topic) -> bool:
-    """Whether the topic has schemas by id, but no subject that they are from."""
+    """Whether the topic has schemas by id without a subject, as only `copy_columns` makes them."""
     columns = target.columns
     own = {part.source for part in target.config.parts if subject_name(part) is None}
     return columns is not None and any(each.schemas_by_id and part.source in own for part, each in columns.parts)
 
 
 def _following(topic: Topic) -> set[str]:
-    """Return those of key and value whose schema is a subject of the cluster's own registry."""
+    """Return the parts, key and value, whose schema is a subject of the cluster's own registry."""
     if topic.config.schema_registry_url:
         return set()
     return {part.source for part in topic.config.parts if subject_name(part) is not None}

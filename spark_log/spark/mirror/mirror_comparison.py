@@ -1,4 +1,4 @@
-"""Compares the partitions of a topic with those of its copy, to find the records that the copy lacks. Driver."""
+"""Compares the partitions of a topic with those of its copy, and finds the records that the copy lacks. Driver."""
 
 import logging
 from collections.abc import Mapping
@@ -26,19 +26,19 @@ from spark_log.spark.mirror.mirror_topics import Pair, recreated
 logger = logging.getLogger(__name__)
 
 _COMPARED_OFFSETS = 100
-"""Number of offsets at the end of the target whose records are compared with the source's."""
+"""Number of offsets at the end of the target's log whose records are compared with those of the source."""
 _COMPARED_SCHEMA = read_schema(True, ["offset", *RECORD_SCHEMA.names])
 
 
 class Lacking(NamedTuple):
-    """The records that a partition of the target lacks, and the mirror's position after copying them."""
+    """The offsets that a partition of the target lacks, and the mirror's position at the target's log end."""
 
     range: OffsetRange
     position: MirrorPosition
     begun: bool
-    """The target has had records."""
+    """Whether the target has ever had records."""
     unsaved: bool
-    """The target was compared with the source, and the position is not stored yet."""
+    """Whether the target was compared with the source, so that the position has to be stored."""
 
     def at(self, end: int) -> MirrorPosition:
         return replace(self.position, end_offset=end)
@@ -46,7 +46,7 @@ class Lacking(NamedTuple):
 
 @dataclass(frozen=True)
 class TopicComparison:
-    """Compares topics of the source with their copies, in the cluster `target`."""
+    """Compares topics of the source with their copies in the cluster `target`."""
 
     target: Cluster
     source_log: LogReader
@@ -54,7 +54,7 @@ class TopicComparison:
     allow_data_loss: bool
 
     def lacking(self, pair: Pair, source: Mapping[TopicPartition, SourcePartition]) -> dict[TopicPartition, Lacking]:
-        """Return what each partition of the target lacks, by the source's topic. `source` are its partitions there.
+        """Return what the target lacks, by partition of the source. `source` has the partitions of the source.
 
         Raises OffsetOutOfRangeError if the target has other records than the source, and DataLossError if the source's
         topic was recreated, or if it deleted records that the target lacks or truncated records that the target has.
@@ -100,7 +100,7 @@ class TopicComparison:
     def _compare_last_records(
         self, tp: TopicPartition, pair: Pair, source: Positions, target: TargetPartition, first: int
     ) -> None:
-        """Raise OffsetOutOfRangeError if the last records of the target, from `first` on, differ from the source's
+        """Raise OffsetOutOfRangeError if the target's last records, from offset `first` on, differ from the source's
         records at the same offsets.
 
         Records that compaction or retention has removed on either side are not compared.

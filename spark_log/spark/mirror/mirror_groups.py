@@ -29,14 +29,14 @@ logger = logging.getLogger(__name__)
 Commits = Mapping[TopicPartition, Commit]
 
 _warned: set[tuple[str, str]] = set()
-"""The clusters and groups whose offsets could not be copied."""
+"""The target clusters and groups of which a warning was logged."""
 
 
 def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int]) -> dict[TopicPartition, Commit]:
-    """Return the commits that move a group forward in the target, by the target's partitions and limited to their ends.
+    """Return the commits that move a group forward in the target, by the target's partitions, at most to their `ends`.
 
-    A group that has read further in the target is not moved back. A group that has read records that are not copied yet
-    reads them again (at least once).
+    A group that has read further in the target is not moved back. If a group has read records that are not copied yet,
+    it reads them again in the target (at least once).
     """
     moved: dict[TopicPartition, Commit] = {}
     for partition, commit in source.items():
@@ -50,11 +50,11 @@ def advanced(source: Commits, target: Commits, ends: Mapping[TopicPartition, int
 
 
 def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topic, Topic]]) -> dict[str, int]:
-    """Move the groups of the source forward in the target; `pairs` are the topics of both, by the source's names.
+    """Move the groups of the source forward in the target. `pairs` are the topics of both, by the source's names.
 
-    Return the number of offsets committed for each group that was moved. A group with live members in the target is
-    left unchanged. So is a group whose name is that of a share group there, or whose metadata is too large: a warning
-    names it.
+    Return the number of committed offsets of each group that was moved. A group with live members in the target stays
+    unchanged. A group also stays unchanged if a share group of the target has its name, or its metadata is too large: a
+    warning names it.
     """
     topics = {name: its_copy for name, (_, its_copy) in pairs.items()}
     query = (
@@ -71,7 +71,7 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
     )
     groups: dict[str, dict[TopicPartition, Commit]] = {}
     for group_id, topic, partition, offset, metadata in source.store.read(lambda c: c.execute(query).all()):
-        # without the source's leader epoch: the target has its own
+        # without the source's leader epoch, because the target has other epochs
         commit = Commit(offset, metadata.decode(), topic_id=topics[topic].topic_id)
         groups.setdefault(group_id, {})[TopicPartition(topics[topic].name, partition)] = commit
     positions = target.store.read(
@@ -99,7 +99,7 @@ def copy_groups(source: Cluster, target: Cluster, pairs: Mapping[str, tuple[Topi
 
 
 def _warn_once(target: Cluster, group_id: str, error: SparkLogError) -> None:
-    """Log a warning for the group, at the first of the mirror's steps only."""
+    """Log the warning once for each group of a cluster, not at each step of the mirror."""
     if (target.cluster_id, group_id) not in _warned:
         _warned.add((target.cluster_id, group_id))
         logger.warning("group %r: its offsets are not copied to the target: %s", group_id, error)

@@ -1,6 +1,6 @@
-"""The position of a mirror in each partition. It is kept in the target and updated in each append transaction.
+"""Reads, compares and writes a mirror's position in each partition. The target stores it in each append transaction.
 
-The offset is the target's log end offset. The id of the source's topic, and its leader epoch when the records were
+The offset is the target's log end offset. The id of the source's topic, and the leader epoch when the records were
 looked up, identify the log to which the offset belongs.
 """
 
@@ -27,7 +27,7 @@ from spark_log.metadata.store_clock import StoreClock
 
 @dataclass(frozen=True)
 class MirrorPosition:
-    """The target has the records that this source's partition had below `end_offset` in `leader_epoch`.
+    """States that the target has the records that the source's partition had below `end_offset` in `leader_epoch`.
 
     `target_leader_epoch` is the target's leader epoch at that time.
     """
@@ -65,8 +65,8 @@ class TargetPartition:
 class Comparison:
     """The part of the target that is not known to come from the source.
 
-    The records from offset `unverified_from` on have to be compared; None means that there are none. From offset
-    `diverged_from` on, the target has other records than the source.
+    The records from offset `unverified_from` on have to be compared. From offset `diverged_from` on, the target has
+    other records than the source. None means that there are no such records.
     """
 
     unverified_from: int | None
@@ -79,8 +79,8 @@ IDENTICAL = Comparison(None, None)
 def compare(name: str, source: SourcePartition, target: TargetPartition) -> Comparison:
     """Compare the mirror's position with both logs.
 
-    Raises DataLossError if the source's topic was deleted and created again, OffsetOutOfRangeError if something else
-    has written to the target.
+    Raises DataLossError if the source's topic was deleted and created again, and OffsetOutOfRangeError if something
+    else has written to the target.
     """
     position = target.known
     if position is None or position.cluster_id != source.cluster_id:
@@ -100,11 +100,11 @@ def compare(name: str, source: SourcePartition, target: TargetPartition) -> Comp
 def next_range(
     name: str, source: Positions, target: OffsetRange, *, begun: bool, ahead: bool = False, allow_data_loss: bool
 ) -> OffsetRange:
-    """Return the offsets of a partition that the target lacks, empty if it has all. `target` is its log start and end.
+    """Return the range of offsets that a partition of the target lacks. `target` is its log start and end.
 
-    `begun` means that the target has had records; `ahead`, that it may have more than the source, whose log was
-    truncated. Raises OffsetOutOfRangeError if it has more otherwise, or DataLossError if the source has deleted records
-    that the target lacks (a target that has never had a record may begin where the source does).
+    `begun` means that the target has had records; `ahead`, that the target may end beyond the source, whose log was
+    truncated. Raises OffsetOutOfRangeError if it does without `ahead`. Raises DataLossError if the source has deleted
+    records that the target lacks (but a target that has never had a record may begin where the source does).
     """
     end = source.high_watermark
     if target.end > end and not ahead:
@@ -122,7 +122,7 @@ def next_range(
 
 
 def refuse_gap(name: str, source: Positions, target_end: int) -> None:
-    """Raise DataLossError if the source has deleted records from the end of the target's log on."""
+    """Raise DataLossError if the source has deleted the records that follow the end of the target's log."""
     if target_end < source.log_start_offset:
         raise DataLossError(
             f"{name}: the records with the offsets [{target_end}, {source.log_start_offset}) are gone from the source"
@@ -133,8 +133,8 @@ def refuse_gap(name: str, source: Positions, target_end: int) -> None:
 def read_source(
     connection: sa.Connection, cluster_id: str, topics: Iterable[Topic]
 ) -> dict[TopicPartition, SourcePartition]:
-    """Return the partitions of topics of the source. Topics that were deleted or created again since they were looked
-    up are left out.
+    """Return the partitions of topics of the source. Leave out topics that were deleted or created again since they
+    were looked up.
     """
     everything = {TopicPartition(topic.name, n): topic for topic in topics for n in range(topic.partition_count)}
     positions = planner.find_positions(connection, everything.keys())

@@ -1,4 +1,4 @@
-"""The topics of a mirror: pairs of a topic of the source and its copy in the target, which is made if it is missing."""
+"""Finds the topics of a mirror, each with its copy in the target, and creates missing copies."""
 
 import logging
 from collections.abc import Collection, Iterable, Mapping
@@ -52,9 +52,9 @@ ERRORS_OF_ONE_TOPIC = (
     errors.TopicAlreadyExistsError,
     errors.UnknownTopicOrPartitionError,
 )
-"""Errors that say nothing about other topics. An error of a store or of a log dir of the target is not among them."""
+"""Errors that concern a single topic. Errors of a store, or of a log dir of the target, are not among them."""
 UNAVAILABLE = (NotEnoughReplicasError, NotLeaderForPartitionError)
-"""Errors of all topics that lose a broker of the target. `leave_out_unavailable` finds these topics without a copy."""
+"""Errors of all topics that have lost a broker of the target. `leave_out_unavailable` finds these by metadata alone."""
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class MirrorSettings:
 
     topics: SubscribeTopics | SubscribePattern
     prefix: str = ""
-    """Text in front of each topic's name in the target."""
+    """Text with which each topic's name in the target begins."""
     create: bool = False
-    """Create topics and partitions that the target lacks, with the source's configs."""
+    """Whether to create topics and partitions that the target lacks, with the source's configs."""
     replication_factor: int | None = None
-    """Replication factor of the topics that are created. With None, it is the source's."""
+    """Replication factor of created topics. With None, they have that of the source."""
     offsets_per_step_max: int = 5_000_000
     allow_data_loss: bool = False
-    """Continue after records that the source deleted before they were copied. The target then has a gap there."""
+    """Whether to continue after records that the source deleted before they were copied. The target then has a gap."""
 
 
 class Pair(NamedTuple):
@@ -81,8 +81,8 @@ class Pair(NamedTuple):
 class MirroredTopics:
     """The topics of the source that the settings choose, each with its copy in the target. Not thread-safe.
 
-    A topic that a pattern chose and that fails is left out, because its owner need not know of the mirror, and is tried
-    again later. A topic that was named raises its error.
+    If a topic that a pattern chose fails, it is left out and tried again later, because its owner may not know of the
+    mirror. The error of a topic that was named is raised.
     """
 
     def __init__(self, source: Cluster, target: Cluster, settings: MirrorSettings) -> None:
@@ -91,15 +91,16 @@ class MirroredTopics:
         self._names: list[str] = []
         self._warned: set[tuple[str, type[SparkLogError]]] = set()
         self.failed: dict[str, SparkLogError] = {}
-        """The topics that were left out and not mirrored since, with the first reason of each."""
+        """The topics that were left out and not mirrored since, each with its first error."""
         self.isolated = ERRORS_OF_ONE_TOPIC if isinstance(settings.topics, SubscribePattern) else ()
-        """The errors that leave out a topic (`leave_out`)."""
+        """The errors for which a topic is left out. Named topics have none."""
 
     def pairs(self) -> dict[str, Pair]:
-        """Return the mirrored topics, by their names in the source. Missing ones are created if the settings allow it.
+        """Return the mirrored topics, by their names in the source. Create missing copies if the settings allow it.
 
-        Leaves out topics, or raises: UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another
-        number of partitions), DataLossError (a topic was deleted and created again), and the errors of `create_topic`.
+        Topics that a pattern chose are left out if they have one of these errors; for named topics it is raised:
+        UnknownTopicOrPartitionError, InvalidPartitionsError (the target has another number of partitions),
+        DataLossError (a topic was deleted and created again), and the errors of `create_topic`.
         """
         wanted = self._settings.topics
         everything = self._source.store.read(find_topics)
@@ -129,7 +130,7 @@ class MirroredTopics:
         return by_name
 
     def _unreachable(self, pairs: Mapping[str, Pair]) -> dict[str, SparkLogError]:
-        """Return the topics whose data store, in the source or the target, does not answer, with its error."""
+        """Return the topics whose data store, in the source or the target, does not answer, with the store's error."""
         of_source = _failures(self._source, (pair.source for pair in pairs.values()))
         of_target = _failures(self._target, (pair.target for pair in pairs.values()))
         unreachable: dict[str, SparkLogError] = {}
@@ -140,15 +141,15 @@ class MirroredTopics:
         return unreachable
 
     def is_transient(self, error: SparkLogError) -> bool:
-        """Whether `pairs` may avoid an error now: a topic moves to another store, or a data store whose topics can be
-        left out does not answer.
+        """Whether another call of `pairs` may avoid the error: a topic is moving to another store, or a data store
+        whose topics can be left out does not answer.
         """
         if isinstance(error, MetadataStoreUnavailableError):
             return bool(self.isolated and self._unreachable(self._seen))
         return isinstance(error, TopicMovedError) or self._have_moved(self._names)
 
     def check_not_moved(self, names: Collection[str]) -> None:
-        """Raise TopicMovedError if one of these topics has got to another store since `pairs` looked it up."""
+        """Raise TopicMovedError if one of these topics has moved to another store since `pairs` looked it up."""
         if self._have_moved(names):
             raise TopicMovedError(f"topic {some_of(sorted(names))}: it was moved to another metadata store")
 
@@ -162,17 +163,17 @@ class MirroredTopics:
         return False
 
     def leave_out(self, name: str, error: SparkLogError) -> None:
-        """Note that a topic could not be mirrored. A warning names it the first time, for each kind of error."""
+        """Record that a topic could not be mirrored. Log a warning at the first error of each kind."""
         self.failed.setdefault(name, error)
         if (name, type(error)) not in self._warned:
             self._warned.add((name, type(error)))
             logger.warning("topic %r is not mirrored: %s", name, redact(str(error)))
 
     def leave_out_unavailable(self, pairs: Mapping[str, Pair], partitions: Collection[TopicPartition]) -> set[str]:
-        """Leave out the topics of the source with one of these partitions to which the target cannot append now, by its
-        metadata: it has no leader, or fewer in-sync replicas than min.insync.replicas. Return their names.
+        """Leave out the topics with a partition, among these, to which the target cannot append now by its metadata: it
+        has no leader, or fewer in-sync replicas than min.insync.replicas. Return the topics' names in the source.
 
-        If a pattern did not choose the topics, or if no other topic remains, none is left out: the append waits.
+        Named topics are not left out, and neither are all topics of the mirror: then the append waits.
         """
         if not self.isolated:
             return set()
@@ -191,20 +192,20 @@ class MirroredTopics:
         self.failed = {name: error for name, error in self.failed.items() if not isinstance(error, UNAVAILABLE)}
 
     def mirrored(self, names: Collection[str]) -> None:
-        """Note that these topics were mirrored up to the present step."""
+        """Record that these topics are mirrored: they have not failed any more. Log those that had been left out."""
         for name in sorted({name for name, _ in self._warned} & set(names)):
             self.failed.pop(name, None)
             self._warned = {each for each in self._warned if each[0] != name}
             logger.warning("topic %r is mirrored again", name)
 
     def raise_failures(self, *, of_all: bool = False) -> None:
-        """Raise an error with the reasons of all topics that were left out; with `of_all` only if no other remains."""
+        """Raise an error with the reasons of all topics that were left out. With `of_all`, only if no topic remains."""
         if self.failed and not (of_all and len(self.failed) < len(self._names)):
             reasons = (f"topic {name!r} is not mirrored: {error}" for name, error in sorted(self.failed.items()))
             raise SparkLogError("; ".join(reasons)) from next(iter(self.failed.values()))
 
     def named(self, name: str) -> str:
-        """Return the name in the target."""
+        """Return a topic's name in the target."""
         return self._settings.prefix + name
 
     def _pair(self, source: Topic, target: Topic | None) -> Pair:
@@ -241,8 +242,8 @@ class MirroredTopics:
 def _unavailable(
     connection: sa.Connection, pairs: Mapping[str, Pair], partitions: Collection[TopicPartition]
 ) -> dict[str, SparkLogError]:
-    """Return an error for each topic of the source with one of these partitions to which a store of the target cannot
-    append now.
+    """Return the topics of the source with a partition, among these, to which the target cannot append now, each with
+    an error.
     """
     unavailable: dict[str, SparkLogError] = {}
     for name in {tp.topic for tp in partitions}:
@@ -260,7 +261,7 @@ def _unavailable(
 
 
 def _failures(cluster: Cluster, topics: Iterable[Topic]) -> Mapping[StoreId, SparkLogError]:
-    """Return the data stores of these topics that do not answer, with their errors."""
+    """Return the data stores of these topics that do not answer, each with its error."""
 
     def ask(view: Cluster) -> object:
         return view.store.read(lambda connection: connection.scalar(sa.select(1)), timeout_ms=ASK_TIMEOUT_MS)

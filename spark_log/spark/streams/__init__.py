@@ -1,8 +1,8 @@
-"""Stream processing: functions from DataFrame to DataFrame, and outputs that are written exactly once.
+"""Processes streams, with functions from DataFrame to DataFrame, and outputs that are written exactly once.
 
 >>> from spark_log.spark.streams import TopicOutput, Tumbling, windowed, write_stream          # doctest: +SKIP
 
-Names are imported on first use. Executors import this package, a parent of others, for tasks, and need no names.
+Names are imported on first use, because executors import this package only as a parent of others.
 """
 
 from importlib import import_module
@@ -61,7 +61,7 @@ _NAMES = {
     "transactional_loop": ("TransactionalLoop",),
     "windows": ("Session", "Sliding", "Tumbling", "late_records", "windowed"),
 }
-"""The public names of each module, which is named relative to this package."""
+"""The public names by module. Module names are relative to this package."""
 
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
 

@@ -1,7 +1,7 @@
-"""Aggregates as text, such as "mean(dep_delay) as mean_delay", and running totals by group.
+"""Parses aggregates such as "mean(dep_delay) as mean_delay", and computes running aggregates by group.
 
-The text is one call of one of Spark's aggregate functions. Other SQL (a column, a scalar function, a subquery, a
-window) is refused when the query is defined. The error names the text.
+The text of an aggregate is one call of a Spark aggregate function. Other SQL (a column, a scalar function, a subquery,
+a window) is refused when the query is defined. The error names the text.
 """
 
 import re
@@ -18,8 +18,8 @@ FUNCTIONS = frozenset(
     " covar_samp every kurtosis max max_by mean min min_by percentile_approx regr_slope skewness some std stddev"
     " stddev_pop stddev_samp sum try_avg try_sum var_pop var_samp variance".split()
 )
-"""Functions whose state for a group does not grow with its records (unlike collect_list and median), and whose result
-does not depend on the order of records (unlike first, for which max_by(x, _offset) is a substitute).
+"""The allowed functions. Their state for a group does not grow with its records (unlike collect_list and median), and
+their result does not depend on the order of records (unlike first, for which max_by(x, _offset) is a substitute).
 """
 
 Aggregate = str | Column
@@ -31,10 +31,10 @@ _REFUSED = re.compile(r"(?i)\b(select|over|distinct)\b|--|/\*|;")
 
 
 def parse_aggregate(text: str) -> tuple[str, str]:
-    """Return (name, SQL) of "count", or of a call of one of `FUNCTIONS` over expressions of columns.
+    """Parse "count", or a call of one of `FUNCTIONS` over expressions of columns. Return (name, SQL).
 
-    The name follows "as". Without "as" it is made from the call, so that "mean(dep_delay)" becomes mean_dep_delay.
-    Raises InvalidOptionError that names the text.
+    The name follows "as". Without "as" it is made from the call: "mean(dep_delay)" becomes mean_dep_delay. Raises
+    InvalidOptionError, which names the text.
     """
     match = _FORM.fullmatch(text.strip())
     if match is None:
@@ -84,8 +84,8 @@ def columns_of(frame: DataFrame, by: Sequence[str], aggregates: Sequence[Aggrega
 
 
 def running(frame: DataFrame, *by: str, aggregates: Sequence[Aggregate]) -> DataFrame:
-    """Return columns `by` and the aggregates over all records so far, for output modes update (changed groups) and
-    complete.
+    """Return the columns `by` and the aggregates over all records so far, for output modes update (changed groups only)
+    and complete.
 
     The state keeps one row per group and never drops it. Without `by` there is one group. Raises InvalidOptionError.
     """

@@ -1,4 +1,4 @@
-"""The two parts of the result of `codecs.decode`: valid records, and dead letters for a topic of their own.
+"""Splits the result of `codecs.decode` into valid records, and dead letters for a topic of their own.
 
 >>> write_stream(                                                                        # doctest: +SKIP
 ...     decode(records, codec),
@@ -27,8 +27,8 @@ def valid(decoded: DataFrame) -> DataFrame:
 def dead_letters(decoded: DataFrame, column: str = "value") -> DataFrame:
     """Return the bad records with their original bytes, as `format("spark_log")` writes them.
 
-    The columns are key, value, headers and timestamp, as far as they are in the frame. `column` is the column that was
-    decoded. These headers are added to the record's own: `__spark_log.errors.topic`, `.partition` and `.offset` (as
+    The columns are headers, and key, value and timestamp if the frame has them. `column` is the column that was
+    decoded. These headers are added to those of the record: `__spark_log.errors.topic`, `.partition` and `.offset` (as
     text, if the frame has these columns) and `.exception.message`. Raises InvalidOptionError.
     """
     kinds = {each.name: each.dataType for each in decoded.schema.fields}

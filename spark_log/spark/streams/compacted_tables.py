@@ -1,5 +1,5 @@
-"""A compacted topic as a table, with the last value of each key, and changes to it. (For joins with streams see
-live_table.py.)
+"""Reads a compacted topic as a table with the last value of each key, and writes changes to it. (For joins with streams
+see live_table.py.)
 """
 
 import contextlib
@@ -49,16 +49,15 @@ def read_table(
     current: Literal["auto", "never"] = "auto",
 ) -> DataFrame:
     """Return the last value of each key below the current high watermarks. Keys whose last value is null are left out.
-    With table.current.order=sequence it is that of the event with the largest sequence.
+    With table.current.order=sequence, the last value is that of the event with the largest sequence.
 
     The columns are key binary, value binary, partition int, offset bigint, timestamp timestamp, with `include_headers`
     headers, and with `record` the topic's typed columns. The result does not depend on compaction. Any topic can be
-    read. Records without a key are left out. With value.envelope, an event that says that its row was deleted counts
-    as null.
+    read. Records without a key are left out. With value.envelope, an event that deletes its row counts as a null value.
 
-    If the topic has a current-state table (table.current=delta) and the session has Delta's JARs, the result is that
-    table with the records that followed it: a scan in place of an aggregation of all records. Then a key that is in
-    several partitions has a row for each. `current="never"` always aggregates. Raises ClusterNotFoundError,
+    If the topic has a current-state table (table.current=delta) and the session has Delta's JARs, the result is this
+    table, updated with the records that followed it: a scan instead of an aggregation of all records. Then a key in
+    several partitions has a row for each partition. `current="never"` always aggregates. Raises ClusterNotFoundError,
     UnknownTopicOrPartitionError, InvalidOptionError.
     """
     if current not in ("auto", "never"):
@@ -69,7 +68,7 @@ def read_table(
         changes = partial(_changes, spark, opened, topic, rule, include_headers=include_headers, record=record)
         state = _State.of(opened, topic, record=record) if current == "auto" and is_loaded(spark) else None
         if state is not None:
-            with contextlib.suppress(OffsetOutOfRangeError):  # records that it shows have been deleted meanwhile
+            with contextlib.suppress(OffsetOutOfRangeError):  # records that the state needs have been deleted meanwhile
                 frame = _with_tail(spark, changes, state)
                 if frame is not None:
                     return frame
@@ -81,14 +80,14 @@ _COLUMNS = ("key", "value", "partition", "offset", "timestamp")
 _SEQUENCE, _SINCE = "_sequence", "_since"
 
 _BROADCAST_MAX = 1_000_000
-"""The number of records after a current-state table up to which their keys are sent to all executors."""
+"""If at most this number of records follows a current-state table, their keys are sent to all executors."""
 
 
 @dataclass(frozen=True)
 class _State:
-    """Versions of current-state tables that together show a topic: of each, its location, its version, and the offset
-    below which it shows each partition that is read from it. `ends` and `watermarks` have every partition of the topic,
-    and `starts` the log start offsets above 0.
+    """Versions of current-state tables that together show a topic. `tables` has the location and version of each, and
+    the partitions to read from it. `ends` has the offset below which each partition is shown, `watermarks` the high
+    watermark of each partition, and `starts` the log start offsets above 0.
     """
 
     tables: Sequence[tuple[str, int, Collection[int]]]
@@ -98,13 +97,13 @@ class _State:
 
     @property
     def tail_records(self) -> int:
-        """Return the number of offsets that follow."""
+        """Return the number of offsets between the tables' ends and the high watermarks."""
         return sum(self.watermarks.values()) - sum(self.ends.values())
 
     @classmethod
     def of(cls, cluster: Cluster, topic: str, *, record: bool) -> "_State | None":
-        """Return the state of a topic, None if it has no current-state table, or if with `record` some of its files
-        lack the present typed columns.
+        """Return the state of a topic. Return None if it has no current-state table, or if `record` is set and some of
+        its files lack the present typed columns.
         """
 
         def read(
@@ -131,7 +130,7 @@ class _State:
 
 
 def _has_other_columns(connection: sa.Connection, topic: "Topic") -> bool:
-    """Whether some file of the topic was written with other typed columns than the present ones."""
+    """Whether a file of the topic was written with other typed columns than the present ones."""
     version = None if topic.columns is None else topic.columns.version
     others = SEGMENT.columns_version.is_distinct_from(version)
     query = sa.select(SEGMENT.base_offset).where(SEGMENT.topic_id == topic.topic_id, ~SEGMENT.inline, others).limit(1)
@@ -139,10 +138,10 @@ def _has_other_columns(connection: sa.Connection, topic: "Topic") -> bool:
 
 
 def _with_tail(spark: SparkSession, changes: Callable[..., DataFrame], state: _State) -> DataFrame | None:
-    """Return what the tables show, without the keys of the records that follow, and the current records of these keys;
-    None if a table lacks typed columns that are new.
+    """Return the tables' rows, with the rows of keys in later records replaced by the current records of these keys.
+    Return None if a table lacks new typed columns.
 
-    Both parts are of one moment: the tables' versions are functions of the log below `ends`.
+    Both parts belong to the same state of the log, because a table's version is a function of the log below `ends`.
     """
     tail = changes(offsets={number: (end, state.watermarks[number]) for number, end in state.ends.items()})
     last = last_in_partitions(tail)
@@ -151,7 +150,7 @@ def _with_tail(spark: SparkSession, changes: Callable[..., DataFrame], state: _S
         changed = sf.broadcast(changed)
     if (
         _SEQUENCE in tail.columns and state.tail_records
-    ):  # a key's deletion, which may have a larger sequence, has no row in the tables
+    ):  # the tables have no row for a key's deletion, whose sequence may be larger
         records = changes(offsets={number: (EARLIEST, end) for number, end in state.watermarks.items()})
         last = last_in_partitions(records.join(changed, ["partition", "key"], "left_semi"))
     columns = last.columns
@@ -182,8 +181,8 @@ def _changes(
     record: bool,
     offsets: Mapping[int, tuple[int, int]] | None = None,
 ) -> DataFrame:
-    """Return the records of a topic, with a null value where they delete their key, and with their sequences if these
-    count.
+    """Return the records of a topic. A record that deletes its key has a null value. If the rule orders by sequence,
+    there is a column for the sequences.
     """
     typed = record or rule.by_op
     rows = read_topic(spark, cluster, topic, offsets=offsets, include_headers=include_headers, record=typed)
@@ -199,9 +198,10 @@ def _changes(
 def last_values(records: DataFrame) -> DataFrame:
     """Return the last record of each key.
 
-    The columns are key, value, partition, offset, timestamp, and headers if they are present. `records` must be
-    partitioned by column key. The last record is the one with the largest offset. If partitions were added to the topic
-    and a key has records in several, it is the last record with the largest timestamp.
+    The columns are key, value, partition, offset, timestamp, and headers and typed columns if they are present.
+    `records` must be partitioned by column key. The last record is the one with the largest offset. If partitions were
+    added to the topic and a key has records in several, it is the one with the largest timestamp among the partitions'
+    last records.
     """
     in_partition = last_in_partitions(records)
     columns = in_partition.columns
@@ -212,7 +212,7 @@ def last_values(records: DataFrame) -> DataFrame:
 
 
 def last_in_partitions(records: DataFrame) -> DataFrame:
-    """Return the current record of each key of each partition, with the columns of `last_values`."""
+    """Return the current record of each key in each partition, with the columns of `last_values`."""
     more = [name for name in records.columns if name in ("headers", *TYPED)]
     records = records.where(sf.col("key").isNotNull())
     order = ["offset"]
@@ -235,13 +235,13 @@ def table_changes(
     deleted: str | None = None,
     timestamp: str | None = None,
 ) -> DataFrame:
-    """Return the rows of `frame`, batch or stream, as records that change a table, with columns key, value (and
+    """Convert the rows of a batch or streaming frame to records that change a table, with columns key, value (and
     timestamp).
 
     `key` is a column of bytes, text or numbers (written as text). `value` is a column of bytes or text, whose nulls
     delete the key, or a list of columns, which are written as one JSON object. The default is all columns but `key`,
-    `deleted` and `timestamp`. Where column `deleted` is true, the key is deleted by a tombstone. A null key is an error
-    that names the column. It is raised when the rows are written. Raises InvalidOptionError.
+    `deleted` and `timestamp`. If column `deleted` is true in a row, the record is a tombstone, which deletes the key. A
+    null key is an error when the rows are written; it names the column. Raises InvalidOptionError.
     """
     types = {field.name: field.dataType for field in frame.schema}
     named = {"key": key, "value": value, "deleted": deleted, "timestamp": timestamp}
@@ -290,10 +290,10 @@ def write_table(
     checkpoint: str | None = None,
     trigger: str = AVAILABLE_NOW,
 ) -> StreamingQuery | None:
-    """Append `table_changes` of `frame` to a compacted topic, with upserts, and deletes as tombstones.
+    """Append `table_changes` of `frame` to a compacted topic: upserts, and tombstones for deletions.
 
-    Rows of the same key in one write have no order, so reduce them to one first (`keep_last`). A streaming frame needs
-    `checkpoint`, and the running query is returned (`trigger` as in `write_stream`). Raises PolicyViolationError for a
+    Rows of the same key in one write have no order, so reduce them to one row first (`keep_last`). A streaming frame
+    needs `checkpoint`; returns the running query (for `trigger`, see `write_stream`). Raises PolicyViolationError for a
     topic that is not compacted, and the errors of `table_changes`.
     """
     with Cluster.open(cluster) as opened:
@@ -310,7 +310,7 @@ def write_table(
 
 
 def check_compacted(topic: "Topic") -> None:
-    """Raise PolicyViolationError for a topic without cleanup.policy=compact. The message says how to change it."""
+    """Raise PolicyViolationError for a topic without cleanup.policy=compact. The message explains how to change it."""
     if not topic.config.compacts:
         raise PolicyViolationError(
             f"topic {topic.name!r} is not compacted (cleanup.policy is"

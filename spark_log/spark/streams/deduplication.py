@@ -1,4 +1,4 @@
-"""One row per key. For streams it is the first within a time, and for batch frames the first or last in the log."""
+"""Keeps one row per key: of a stream the first within a time, of a batch frame the first or last in the log."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -11,11 +11,11 @@ from spark_log.spark.streams.windows import check_time, parse_interval
 
 
 def deduplicated(stream: DataFrame, *keys: str, time: str = "timestamp", within: str) -> DataFrame:
-    """Return the stream without rows whose `keys` came before, at event times less than `within` ("1 hour") apart.
+    """Remove rows whose `keys` were in an earlier row with an event time less than `within` ("1 hour") away.
 
-    It is for producers that send a record twice. It uses Spark's dropDuplicatesWithinWatermark, with a watermark of
+    Use it for producers that send a record twice. It calls Spark's dropDuplicatesWithinWatermark with a watermark of
     `within` on column `time`, so rows that are later than the watermark are dropped too. The state holds the keys of
-    that time. Raises InvalidOptionError.
+    the time `within`. Raises InvalidOptionError.
     """
     if not stream.isStreaming:
         raise InvalidOptionError("deduplicated: not a streaming frame: see keep_last and keep_first")
@@ -26,17 +26,17 @@ def deduplicated(stream: DataFrame, *keys: str, time: str = "timestamp", within:
 
 
 def keep_last(frame: DataFrame, *keys: str, order: Sequence[str] = ("offset",)) -> DataFrame:
-    """Return the row with the largest `order` among the rows of a batch frame with the same `keys`. Columns are
+    """Of the rows of a batch frame with the same `keys`, return the one with the largest `order`. Columns are
     unchanged.
 
-    The default, the offset, is correct if rows with the same keys are in one partition, as with the record's key.
-    Otherwise name the columns that define the order.
+    The default order, the offset, is correct if rows with the same keys are in one partition, as rows with the same
+    record key are. Otherwise name the columns that define the order.
     """
     return _keep(frame, keys, order, "last")
 
 
 def keep_first(frame: DataFrame, *keys: str, order: Sequence[str] = ("offset",)) -> DataFrame:
-    """Return the same as `keep_last`, but with the smallest `order`."""
+    """Of the rows of a batch frame with the same `keys`, return the one with the smallest `order` (see `keep_last`)."""
     return _keep(frame, keys, order, "first")
 
 

@@ -1,7 +1,7 @@
-"""Joins of a stream with another stream or with a static frame. (For joins with a compacted topic see `live_table.py`.)
+"""Joins a stream with another stream or with a static frame. (For joins with a compacted topic see `live_table.py`.)
 
-They are Spark's own joins, in one call with checked arguments. State that would grow without bound and duplicate column
-names are errors when the query is defined.
+The joins are Spark's own, in one call with checked arguments. A state that would grow without bound, and duplicate
+column names, are errors when the query is defined.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ class Side:
 
     frame: DataFrame
     time: str
-    """A column of type timestamp."""
+    """Name of a column of type timestamp."""
     watermark: str | None = None
     """How far a row may be behind the newest event time of this side, such as "10 minutes".
     Later rows may be dropped.
@@ -52,16 +52,16 @@ def join_streams(
     """Return the rows of both sides whose columns `on` are equal and whose times are within the bounds `within`.
 
     `on` is one or more columns of the same name on both sides, or a mapping of left to right columns. The result has
-    the columns of `left` and those of `right`. It has the columns `on` once, under their left names. No other column
-    name may be on both sides. A bound in time is required, which is `within`, or the event times among `on`.
+    the columns of `left` and `right`, but the columns `on` only once, under their left names. No other column name may
+    be on both sides. A bound in time is required: `within`, or the event times among `on`.
 
     An outer join needs watermarks on both sides. A row without a match has nulls for the other side. It is emitted when
-    the watermarks have passed the last time at which a match could come, which takes newer rows on both sides. An inner
-    join of streams without watermarks keeps all rows in its state. Rows that are later than the watermark are dropped
-    if their state is gone.
+    the watermarks have passed the last time at which a match could come; watermarks advance only with newer rows on
+    both sides. An inner join of streams without watermarks keeps all rows in its state. Rows that are later than the
+    watermark are dropped if their state is gone.
 
-    Spark supports append mode only. Each match is emitted once. The join of two batch frames is the final result of the
-    same join of streams. Raises InvalidOptionError.
+    Spark supports append mode only. Each match is emitted once. The join of two batch frames returns the final result
+    of the same join of streams. Raises InvalidOptionError.
     """
     pairs = {on: on} if isinstance(on, str) else dict(on) if isinstance(on, Mapping) else {name: name for name in on}
     _check(left, right, pairs, within, how)
@@ -91,8 +91,8 @@ def join_static(
 ) -> DataFrame:
     """Return `frame`, a stream or not, joined with the rows of `static` that have equal columns `on`.
 
-    `static` is read when the query starts (a Delta table: at each batch). For data that changes, see `Table`. Only the
-    columns `on` may be on both sides. Raises InvalidOptionError.
+    `static` is read when the query starts, but a Delta table at each batch. For data that changes, see `Table`. Only
+    the columns `on` may be on both sides. Raises InvalidOptionError.
     """
     names = [on] if isinstance(on, str) else list(on)
     if static.isStreaming:
@@ -151,7 +151,7 @@ def _watermarked(side: Side, streaming: bool) -> DataFrame:
 
 
 def _key(name: str, other: str, how: str) -> Column:
-    """Return a column of `on`, from the side whose rows are all in the result, so that it keeps its watermark."""
+    """Return a column of `on` from the side whose rows are all in the result: it keeps its watermark."""
     if how == "full":
         return sf.coalesce(column_named(name), column_named(other)).alias(name)
     return column_named(other).alias(name) if how == "right" else column_named(name)

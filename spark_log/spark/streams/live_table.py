@@ -1,9 +1,9 @@
-"""`Table` joins a stream with a compacted topic, current in every micro-batch, as Kafka Streams' KStream-KTable join.
+"""`Table` joins a stream with a compacted topic that is current in every micro-batch, like a KStream-KTable join.
 
-Spark reads the static side of a streaming join once. Therefore the join is made in foreachBatch, with the table at
+Spark reads the static side of a streaming join only once. Therefore the join runs in foreachBatch, with the table at
 offsets that are fixed for the batch. Two frames are cached between batches: the last value of each key at a *base*
-version, partitioned and sorted for joins, and the rows that changed since. Both depend on offsets and the log alone, so
-a lost executor costs time only. A batch reads the new records of the topic; the base is read again only after many
+version, partitioned and sorted for joins, and the rows that changed since. Both depend only on offsets and the log, so
+a lost executor only costs time. A batch reads the new records of the topic; the base is read again only after many
 changes or after compaction.
 """
 
@@ -34,21 +34,21 @@ from spark_log.spark.streams.table_version import TableVersion, plan_at, read_ve
 logger = logging.getLogger(__name__)
 
 _CHANGED_MAX = 100_000
-"""Up to this number, changed records are kept separately from the base and broadcast to the tasks of a join."""
+"""Changed records of up to this number of offsets are kept apart from the base, and broadcast to a join's tasks."""
 _KEY, _BASE, _CHANGED = "_table_key", "_base_", "_changed_"
 _RECORDS_PER_TASK = 250_000
 JOIN_KINDS = ("inner", "left")
 
 OTHERS = "others"
-"""Column with the last records of the key's other partitions; null if there are none, as a rule."""
+"""Column with the key's last records in other partitions. It is usually null: a key is in one partition."""
 
 
 @dataclass(frozen=True)
 class _State:
-    """The table at `version`: the rows at `base_version`, and the rows of the records that were appended since.
+    """The table at `version`: `base` has the rows at `base_version`, and `changed` those of the records appended since.
 
-    The columns are _table_key, and those of `newest_rows` with the prefix _base_ or _changed_. A null value means that
-    the key is deleted.
+    The columns are _table_key, and the others of `newest_rows` with the prefix _base_ or _changed_. A null value means
+    that the key is deleted.
     """
 
     version: TableVersion
@@ -65,13 +65,13 @@ class Table:
     ...     return [(planes.join(batch, on="tailnum"), TopicOutput(address, "enriched"))]
     >>> write_stream(flights, route, checkpoint=folder)                                  # doctest: +SKIP
 
-    Guarantee: all rows of a micro-batch, in all outputs, are joined with one version of the table, which has at least
-    every change that could be read when the batch began. So a record that was appended after a change was acknowledged
-    is joined with that change or a later one. A batch that is replayed after a crash uses the same version again: it is
-    noted in the checkpoint before it is used. If records of that version have been compacted, erased, expired, or
-    truncated by an unclean leader election since, the batch uses the current version and logs a warning. Another
-    warning is logged when records that the table showed before were lost. If a key has records in several partitions,
-    its row is the last record with the largest timestamp, as `read_table` returns it.
+    Guarantee: all rows of a micro-batch, in all outputs, are joined with one version of the table. It has at least the
+    changes that could be read when the batch began. So a record that was appended after a change was acknowledged is
+    joined with this change or a later one. A batch that is replayed after a crash uses the same version again, because
+    the version is stored in the checkpoint before it is used. If records of this version have been compacted, erased,
+    expired, or truncated by an unclean leader election since, the batch uses the current version and logs a warning.
+    Another warning is logged when records that the table showed before were lost. If a key is in several partitions,
+    its row is, as in `read_table`, that of the partitions' last records with the largest timestamp.
 
     With a codec (`value`), each value is decoded once, when it is read. A bad value counts as deleted.
 
@@ -114,11 +114,11 @@ class Table:
             self._cluster.close()
 
     def join(self, batch: DataFrame, on: "str | Column", *, how: str = "left", name: str | None = None) -> DataFrame:
-        """Return `batch` with one more column, the table's row with the key `on` as a struct, or null if there is none.
+        """Return `batch` with one more column: the table's row with the key `on` as a struct, or null without a row.
 
-        `on` is a column of bytes or text, or a Column of the key's bytes. The struct has the fields of the table's
-        codec. Without a codec it has value (binary), partition, offset and timestamp. The column is called `name`, by
-        default as the topic. With how="inner", rows without a match are left out. A null `on` matches nothing. Inside
+        `on` is the name of a column of bytes or text, or such a Column. The struct has the fields of the table's codec.
+        Without a codec it has value (binary), partition, offset and timestamp. The column is called `name`, by default
+        like the topic. With how="inner", rows without a match are left out. A null `on` matches nothing. Inside
         foreachBatch the table has the micro-batch's version, elsewhere the current one. Raises InvalidOptionError.
         """
         if batch.isStreaming:
@@ -176,8 +176,8 @@ class Table:
             return state
 
     def _version(self, notes: Notes | None) -> TableVersion:
-        """Return the version that an earlier run of the batch noted, if its records are still there, else the current
-        one.
+        """Return the version that an earlier run of the batch stored in the checkpoint, if its records still exist.
+        Otherwise return the current version, and store it.
         """
         noted = None if notes is None else notes.read()
         if noted is not None:
@@ -202,8 +202,8 @@ class Table:
         return version
 
     def _state_at(self, version: TableVersion) -> _State | None:
-        """Return the state at `version`, or None if records of it were removed from the log before
-        they could be read.
+        """Return the state at `version`, or None if some of its records were removed from the log before they were
+        read.
         """
         state = self._state
         if state is not None and state.version == version:
@@ -223,14 +223,14 @@ class Table:
             if rows is None:
                 return None
             base = _prefixed(rows.sortWithinPartitions("key"), _BASE).persist()
-            base.count()  # Spark plans joins by its size, and does not shuffle and sort it again
+            base.count()  # fills the cache: Spark plans joins by its size, and does not shuffle and sort it again
             after = _State(version, version, base, None)
             before = [] if state is None else [state.base, state.changed]
         self._forget(*before)
         return after
 
     def _read(self, version: TableVersion, ranges: "dict[int, OffsetRange]", tasks: int) -> DataFrame | None:
-        """Return `newest_rows` of the ranges, or None if records of the version are gone.
+        """Return `newest_rows` of the ranges, or None if records of the version no longer exist.
 
         The plan's segments may extend beyond the ranges.
         """
@@ -257,7 +257,7 @@ def _prefixed(rows: DataFrame, prefix: str) -> DataFrame:
 
 
 def _row(state: _State) -> Column:
-    """Return the row of a key as a struct, with null for the value of one that is deleted or missing."""
+    """Return the row of a key as a struct. Its value is null if the key is deleted or missing."""
     names = [name.removeprefix(_BASE) for name in state.base.columns]
     fields = [name for name in names if name not in (_KEY, OTHERS)]
     if state.changed is not None:
@@ -265,14 +265,14 @@ def _row(state: _State) -> Column:
     return sf.struct(*(sf.col(_BASE + name).alias(name) for name in fields))
 
 
-# The row of each key, by the rule of `last_values`: the last record of the key's partition. If partitions were added to
-# the topic and a key has records in several, it is the last record with the largest timestamp. A record that is
-# appended later replaces that of its own partition only. Therefore the rows keep the last records of the other
-# partitions, and deletions: all expressions depend on the log alone.
+# The row of each key follows the rule of `last_values`: it is the last record of the key's partition. If partitions
+# were added to the topic and a key has records in several, it is the one with the largest timestamp among their last
+# records. A later record only replaces the record of its own partition. Therefore the rows keep the last records of the
+# other partitions, and deletions: all expressions depend on the log alone.
 
 
 def newest_rows(in_partitions: DataFrame) -> DataFrame:
-    """Return one row for each key, with column `others`, from the last records of each key of each partition."""
+    """Return one row for each key, with column `others`, from each key's last record in each partition."""
     record = sf.struct(*(name for name in in_partitions.columns if name != "key"))
     newest = in_partitions.groupBy("key").agg(
         sf.max_by(record, sf.struct("timestamp", "partition")).alias("newest"), sf.collect_list(record).alias("all")
@@ -282,8 +282,8 @@ def newest_rows(in_partitions: DataFrame) -> DataFrame:
 
 
 def changed_row(fields: Sequence[str], base: str, changed: str) -> Column:
-    """Return the current record of a key as a struct of `fields`, from its row in a table and its row in the records
-    that were appended since. Each is null without such a row. `base` and `changed` are the prefixes of their columns.
+    """Return the current record of a key as a struct of `fields`, from its row in the base and its row in the changed
+    records. A missing row has nulls. `base` and `changed` are the prefixes of the columns of these rows.
     """
 
     def is_replaced(partition: Column) -> Column:

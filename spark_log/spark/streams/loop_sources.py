@@ -1,4 +1,4 @@
-"""Where a transactional loop takes its records from: a member of a consumer group, or of a share group."""
+"""Reads the records of a transactional loop, as a member of a consumer group or of a share group."""
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -26,7 +26,7 @@ class GroupSource:
     def poll_records(
         self, timeout_ms: float = POLL_MS, *, max_records: int | None = None, without: Collection[TopicPartition] = ()
     ) -> Polled | None:
-        """Return the records of one poll, `without` those of some partitions; None without records."""
+        """Return the records of one poll, but not of the partitions in `without`. Return None without records."""
         held = self.consumer.assignment() & set(without) - self.consumer.paused()
         self.consumer.pause(*held)
         try:
@@ -38,7 +38,7 @@ class GroupSource:
         return Polled(records, len(records), starts, self.consumer.offsets_to_commit(starts)) if records else None
 
     def is_at_end(self, partition: TopicPartition) -> bool:
-        """Whether a partition has no record for this member. False if the store does not answer."""
+        """Whether a partition has no more record for this member. False if the store does not answer."""
         with suppress(SparkLogError, KafkaError):
             if partition not in self.consumer.assignment():
                 return True
@@ -47,7 +47,7 @@ class GroupSource:
         return False
 
     def poll_table(self) -> Polled | None:
-        """Return the records of one poll as one table."""
+        """Return the records of one poll as one table, or None without records."""
         polled = self.consumer.poll_arrow(POLL_MS)
         return self.polled_tables(polled) if polled else None
 
@@ -57,14 +57,14 @@ class GroupSource:
         return Polled(table, table.num_rows, starts, self.consumer.offsets_to_commit(starts))
 
     def add_to(self, producer: Producer, polled: Polled) -> None:
-        """Add what commits the records to the producer's open transaction."""
+        """Add the offsets of the records to the producer's open transaction."""
         producer.send_offsets_to_transaction(polled.ends, self.consumer.group_metadata())
 
     def go_back(self, polled: Polled) -> None:
-        """Seek to the first record of the poll, or to the committed offset of the group if that is larger.
+        """Seek to the first record of the poll, or to the group's committed offset if it is larger.
 
-        Partitions that this member has lost are not changed. A position before the committed offset would be wrong,
-        because a commit that was interrupted may have succeeded.
+        Partitions that this member has lost are not changed. An interrupted commit may have succeeded, so a position
+        before the committed offset would be wrong.
         """
         mine = self.consumer.assignment() & set(polled.starts)
         committed: dict[Any, int | None] = {}
@@ -86,7 +86,7 @@ class GroupSource:
         return self.consumer.assignment()
 
     def has_assignment(self) -> bool:
-        """Return whether the group has assigned the partitions. Before that, polls return no records."""
+        """Whether the group has assigned partitions to this member. Before that, polls return no records."""
         return bool(self.consumer.group_metadata().state == MemberState.STABLE)
 
 
@@ -97,18 +97,18 @@ class ShareSource:
         self.consumer = consumer
 
     def poll_records(self) -> Polled | None:
-        """Return the records of one poll; None without records."""
+        """Return the records of one poll, or None without records."""
         records = [record for found in self.consumer.poll(POLL_MS).values() for record in found]
         return Polled(records, len(records), {}, {}) if records else None
 
     def poll_table(self) -> Polled | None:
-        """Return the records of one poll as one table, with the column delivery_count."""
+        """Return the records of one poll as one table with the column delivery_count, or None without records."""
         tables = self.consumer.poll_arrow(POLL_MS)
         table = pa.concat_tables(tables.values()) if tables else None
         return None if table is None else Polled(table, table.num_rows, {}, {})
 
     def add_to(self, producer: Producer, polled: Polled) -> None:
-        """Accept the records that are not acknowledged, and add all acknowledgements to the open transaction."""
+        """Accept the records without an acknowledgement, and add all acknowledgements to the open transaction."""
         del polled
         self.consumer.acknowledge_rest(AcknowledgeType.ACCEPT)
         producer.send_share_acknowledgements_to_transaction(
@@ -118,7 +118,7 @@ class ShareSource:
     def go_back(self, polled: Polled) -> None:
         """Release the records that the consumer still has. The abort has released the others."""
         del polled
-        with suppress(SparkLogError, KafkaError):  # their locks end by time then
+        with suppress(SparkLogError, KafkaError):  # without this, their locks expire
             self.consumer.release_all()
 
     def has_assignment(self) -> bool:

@@ -1,7 +1,7 @@
-"""The micro-batch of a foreachBatch, and the checkpoint of its query.
+"""Identifies the micro-batch of a foreachBatch, and reads and writes the checkpoint of its query.
 
 In a classic session Spark's JVM knows both. Over Spark Connect, foreachBatch runs in a Python process on the server,
-which knows neither: there the caller gives the batch's number and the address of the checkpoint (`BatchLocation`).
+which knows neither. There the caller gives the batch's number and the address of the checkpoint (`BatchLocation`).
 """
 
 import json
@@ -16,17 +16,17 @@ from pyspark.sql import SparkSession
 from spark_log.errors import InvalidOptionError
 
 _QUERY_ID = "sql.streaming.queryId"
-"""Spark's local property with the query's id, which the checkpoint keeps: it is the same after a restart."""
+"""Spark's local property with the query's id. The id is stored in the checkpoint: it is the same after a restart."""
 _BATCH_ID = "streaming.sql.batchId"
 
 _NOTES = "spark-log-notes"
 _NOTES_KEPT = 100
-"""The number of batches whose notes are kept, which is Spark's default (spark.sql.streaming.minBatchesToRetain)."""
+"""The number of batches whose notes are kept: Spark's default of spark.sql.streaming.minBatchesToRetain."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """A micro-batch. The query id is the same after a restart, the batch id is the same when the batch is replayed."""
+    """A micro-batch. The query id stays the same after a restart, and the batch id when the batch is replayed."""
 
     query_id: str
     batch_id: int
@@ -47,10 +47,10 @@ class Checkpoint(ABC):
 
     @abstractmethod
     def read(self, *folder: str) -> str | None:
-        """Return the batch's file in a folder of the checkpoint, or None if there is none."""
+        """Return the content of the batch's file in a folder of the checkpoint, or None without a file."""
 
     def offset_log(self) -> str:
-        """Return the batch's entry, which Spark writes before it runs the batch.
+        """Return the batch's entry in the offset log, which Spark writes before it runs the batch.
 
         Raises InvalidOptionError if there is none.
         """
@@ -64,17 +64,17 @@ class Checkpoint(ABC):
 
 
 def current_batch(spark: SparkSession) -> MicroBatch | None:
-    """Return the micro-batch of the foreachBatch in this thread, or None outside of foreachBatch. Classic session."""
+    """Return the micro-batch of the foreachBatch in this thread, or None outside of one. Needs a classic session."""
     query_id = spark.sparkContext.getLocalProperty(_QUERY_ID)
     batch_id = spark.sparkContext.getLocalProperty(_BATCH_ID)
     return MicroBatch(query_id, int(batch_id)) if query_id is not None and batch_id is not None else None
 
 
 def checkpoint_of_batch(spark: SparkSession, location: BatchLocation) -> Checkpoint:
-    """Return the checkpoint at the micro-batch of the foreachBatch in this thread.
+    """Return the query's checkpoint for the micro-batch of the foreachBatch in this thread.
 
-    Raises InvalidOptionError outside of foreachBatch, and over Spark Connect if `location` lacks something, or its
-    checkpoint is of no query, or of one that has committed this batch.
+    Raises InvalidOptionError outside of foreachBatch. Over Spark Connect, raises it if `location` is not complete, or
+    if its checkpoint belongs to no query, or to one that has committed this batch.
     """
     if not isinstance(spark, SparkSession):
         return _ConnectCheckpoint(spark, location)
@@ -87,7 +87,7 @@ def checkpoint_of_batch(spark: SparkSession, location: BatchLocation) -> Checkpo
 
 
 class JvmCheckpoint(Checkpoint):
-    """Files are written as Spark writes its own: atomically, on any file system."""
+    """A checkpoint of a classic session. Files are written like Spark's own: atomically, on any file system."""
 
     def __init__(self, spark: SparkSession, batch: MicroBatch) -> None:
         jvm: Any = spark._jvm
@@ -112,7 +112,7 @@ class JvmCheckpoint(Checkpoint):
             stream.close()
 
     def write(self, text: str, *folder: str) -> None:
-        """Write the batch's file, in place of an earlier one."""
+        """Write the batch's file. An earlier one is replaced."""
         path = self._file(folder, self.batch.batch_id)
         self._files.mkdirs(path.getParent())
         stream = self._files.createAtomic(path, True)
@@ -130,30 +130,30 @@ class JvmCheckpoint(Checkpoint):
 class Notes:
     """Notes on micro-batches of a query about one topic of a cluster, in the query's checkpoint folder.
 
-    A note has an input that Spark's own checkpoint lacks: a batch that is replayed after a crash uses it again.
+    A note has an input of the batch that Spark's own checkpoint lacks, so that a replay after a crash uses it again.
     """
 
     def __init__(self, spark: SparkSession, batch: MicroBatch, cluster_id: str, topic: str) -> None:
         self._checkpoint, self._folder = JvmCheckpoint(spark, batch), (_NOTES, cluster_id, topic)
 
     def read(self) -> str | None:
-        """Return the note that an earlier run of the batch wrote, or None if there is none."""
+        """Return the note that an earlier run of the batch wrote, or None without one."""
         return self._checkpoint.read(*self._folder)
 
     def write(self, text: str) -> None:
-        """Write the batch's note, in place of an earlier one, and delete a note that is no longer retained."""
+        """Write the batch's note, replace an earlier one, and delete the note that is no longer retained."""
         self._checkpoint.write(text, *self._folder)
         if self._checkpoint.batch.batch_id >= _NOTES_KEPT:
             self._checkpoint.forget(self._checkpoint.batch.batch_id - _NOTES_KEPT, *self._folder)
 
 
 class _ConnectCheckpoint(Checkpoint):
-    """Files are read by Spark, on any file system that the server has.
+    """A checkpoint of a query over Spark Connect. Spark reads the files, on any file system of the server.
 
-    The query itself is not asked: in Spark 4.3 the session of its batches is a clone that has no queries.
+    The query itself cannot be asked: in Spark 4.3 the session of its batches is a clone without queries.
     """
 
-    run_id = uuid4().hex  # foreachBatch has a process of its own for each start of a query
+    run_id = uuid4().hex  # each start of a query has a new process for foreachBatch
 
     def __init__(self, spark: Any, location: BatchLocation) -> None:
         if location.batch_id is None or location.checkpoint is None:

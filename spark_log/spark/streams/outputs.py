@@ -1,9 +1,9 @@
-"""Writes the results of a streaming query exactly once: into topics, into Delta tables, or onto the console.
+"""Writes the results of a streaming query exactly once to topics and Delta tables, or prints them on the console.
 
-One topic in append or complete mode uses the sink `format("spark_log")`. All other outputs use foreachBatch: the rows
-for topics of one cluster are one transaction (`batch_transaction`), and the rows for a Delta table are one write with
-the query's id and the batch's number (`txnAppId`, `txnVersion`). Spark replays a micro-batch after a crash with the
-same input and the same state, so the replay writes only what is missing.
+For one topic in append or complete mode, the query uses the sink `format("spark_log")`. Other outputs use foreachBatch:
+the rows for topics of one cluster are one transaction (`batch_transaction`), and the rows for a Delta table are one
+write with the query's id and the batch's number (`txnAppId`, `txnVersion`). After a crash, Spark replays a micro-batch
+with the same input and the same state, and the replay only writes outputs that are missing.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,13 +33,13 @@ OutputMode = Literal["append", "update", "complete"]
 AVAILABLE_NOW = "available-now"
 AS_FAST_AS_POSSIBLE = "0 seconds"
 _SHOWN_MAX = 100
-"""The largest number of characters of a key in an error, which ends with "..." if it is cut."""
+"""The number of characters after which a key is truncated in an error."""
 _NO_TABLE = ("DELTA_PATH_DOES_NOT_EXIST", "DELTA_MISSING_DELTA_TABLE", "PATH_NOT_FOUND")
 
 
 @dataclass(frozen=True, repr=False)
 class TopicOutput:
-    """Rows as `format("spark_log")` writes them: value, and key, headers, partition, timestamp if they are present."""
+    """A topic. Rows have the columns of a write: value, and optionally key, headers, partition and timestamp."""
 
     cluster: str
     """Address: a folder or a URL."""
@@ -51,12 +51,12 @@ class TopicOutput:
 
 @dataclass(frozen=True)
 class DeltaOutput:
-    """A Delta table, created if it is missing. In mode complete each batch replaces it."""
+    """A Delta table, which is created if it does not exist. In mode complete, each batch replaces its rows."""
 
     path: str
     keys: tuple[str, ...] = ()
-    """With keys, a row replaces the row with the same values in these columns (MERGE). Mode update requires keys. The
-    rows of one batch have no order: a batch with two rows of a key is an error (`keep_last` reduces them to one).
+    """With keys, a row replaces the row with the same values in these columns (MERGE). Mode update requires keys. Rows
+    of a batch have no order, so two rows with the same key in a batch are an error (`keep_last` reduces them to one).
     """
 
 
@@ -65,13 +65,14 @@ class ConsoleOutput:
     """Prints each batch as a table on stdout. A replayed batch is printed again."""
 
     limit: int = 20
-    """Rows shown of a batch."""
+    """Number of rows to print of each batch."""
 
 
 Output = TopicOutput | DeltaOutput | ConsoleOutput
 Route = Callable[[DataFrame], Sequence[tuple[DataFrame, Output]]]
-"""Splits a micro-batch into rows for outputs, which are written in this order. It is called once for each batch, with
-rows that are persisted until all outputs are written, and must return the same rows for the same batch."""
+"""A function that splits a micro-batch into rows for outputs. These are written in this order, but topics last. It is
+called once for each batch, whose rows are persisted meanwhile, and must return the same rows for the same batch.
+"""
 
 
 def write_stream(
@@ -84,14 +85,14 @@ def write_stream(
     name: str | None = None,
     group_id: str | None = None,
 ) -> StreamingQuery:
-    """Start a query that writes `frame` to one output, to each of several, or in parts that a function chooses.
+    """Start a query that writes `frame` to one output, to each of several outputs, or in parts that a function chooses.
 
-    `trigger` is "available-now" (process the available records, then end) or an interval as "10 seconds". Topics and
-    Delta tables get each result exactly once, whatever crashes, as long as `checkpoint` is kept; a query may write to
-    each of them in one place only. The rows of a micro-batch for all topics of a cluster become visible at once. With
-    `group_id`, the same transaction commits the group's offsets, which are the ends of the batch in the query's
-    sources; these must be topics of that cluster and have no option `group.id`.
-    Raises InvalidOptionError, and DeltaNotInstalledError for a Delta table if Spark has no Delta.
+    `trigger` is "available-now" (process the available records, then end) or an interval such as "10 seconds". Topics
+    and Delta tables get each result exactly once, whatever crashes, as long as `checkpoint` is kept. A query may name
+    each of them only once as an output. The rows of a micro-batch for all topics of a cluster become visible at once.
+    With `group_id`, the same transaction commits the batch's end offsets in the query's sources to the group. These
+    sources must be topics of this cluster, without the option `group.id`.
+    Raises InvalidOptionError, and DeltaNotInstalledError for a Delta table if Delta's JARs are missing.
     """
     if output_mode not in get_args(OutputMode):
         raise InvalidOptionError(f"output_mode {output_mode!r}: expected append, update or complete")
@@ -128,7 +129,7 @@ def write_stream(
 def write_batch(
     batch: DataFrame, route: Route, output_mode: OutputMode, keep: bool, group_id: str | None, location: BatchLocation
 ) -> None:
-    """The body of foreachBatch. `keep`: persist the batch, so that it and the query's state are computed only once."""
+    """Write a micro-batch in foreachBatch. With `keep`, persist it, so that it and the state are computed only once."""
     current = checkpoint_of_batch(batch.sparkSession, location).batch
     if keep:
         batch.persist()
@@ -169,8 +170,8 @@ def _clusters(outputs: Sequence[Output]) -> set[str]:
 
 
 def check_outputs(outputs: Sequence[Output], output_mode: OutputMode, group_id: str | None = None) -> None:
-    """InvalidOptionError for outputs that cannot be written exactly once: a second write to one table would look like a
-    replay, and offsets are committed with the topics of one cluster.
+    """Raise InvalidOptionError for outputs that cannot be written exactly once. A second write to the same table would
+    look like a replay, and offsets can only be committed with the topics of one cluster.
     """
     if group_id is not None and len(_clusters(outputs)) != 1:
         raise InvalidOptionError(
@@ -207,7 +208,7 @@ def _write(rows: DataFrame, output: DeltaOutput | ConsoleOutput, output_mode: Ou
 
 def _check_one_row_per_key(rows: DataFrame, output: DeltaOutput) -> None:
     """Raise InvalidOptionError if a key has several rows: MERGE would insert all of them, or fail if the table has the
-    key. This is one more job with a shuffle for each micro-batch, also if the query has grouped its rows by the keys.
+    key. The check runs one more job with a shuffle for each micro-batch, even if the query has grouped its rows by key.
     """
     counts = rows.groupBy(*(sf.col(_quoted(key)) for key in output.keys)).agg(sf.count("*"))
     numbered = counts.toDF(*map(str, range(len(counts.columns))))  # a key may have any name
@@ -223,7 +224,7 @@ def _check_one_row_per_key(rows: DataFrame, output: DeltaOutput) -> None:
 
 
 def _merged(rows: DataFrame, path: str, keys: Sequence[str]) -> bool:
-    """Merge the rows into the table; False if there is no table yet. Merging the same rows again changes nothing."""
+    """Merge the rows into the table, or return False if there is no table yet. A repetition changes nothing."""
     table = f"delta.{_quoted(path)}"
     try:
         _ = rows.sparkSession.read.format("delta").load(path).schema  # Spark Connect looks for the table only now

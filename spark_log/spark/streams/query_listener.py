@@ -1,9 +1,9 @@
-"""A listener of Spark's streaming queries. Reports their lag, rates and state to Prometheus and to the history.
+"""Listens to Spark's streaming queries, and reports their lag, rates and state to Prometheus and to the history.
 
-Spark waits for a listener's callbacks. `start()` waits for onQueryStarted, and the other callbacks delay the events of
+Spark waits for a listener's callbacks: `start()` waits for onQueryStarted, and the other callbacks delay the events of
 all queries. So the callbacks only put events into a bounded queue. One thread takes them, reads the lag from the store
-and appends to `__metrics`. A query is neither delayed nor failed by its listener. If the store does not answer, reports
-are lost.
+and appends to `__metrics`. The listener never delays a query and never lets it fail. If the store does not answer,
+reports are lost.
 """
 
 import logging
@@ -48,29 +48,29 @@ RECORD_INTERVAL_S = 10.0
 
 _EVENTS_MAX = 1_000
 _QUERIES_MAX = 200
-"""The maximum number of queries that are kept, including those that have ended."""
+"""The maximum number of remembered queries, including those that have ended."""
 
 _LAG_CACHED_S = 1.0
 _PAUSE_S = 10.0
-"""The time after a failure during which the lag of a query is not read, or nothing is recorded."""
+"""The pause after a failure: the lag of the query is not read, or nothing is recorded."""
 _TIMEOUT_MS = 2_000
 _CLOSE_S = 10.0
 
 
 @dataclass
 class _Query:
-    """A query.
+    """A query and its last report.
 
-    `reported` has the facts of the last record, and `reported_s` the time at which it was written.
+    `reported` has the facts of the last record, and `reported_s` the time at which that record was written.
     """
 
     facts: QueryFacts
     reported: QueryFacts | None = None
     reported_s: float = float("-inf")
     lag_s: float = float("-inf")
-    """The time at which its lag was read."""
+    """The time at which the query's lag was read."""
     lag_paused_until_s: float = float("-inf")
-    """The time until which its lag is not read, after a failure."""
+    """After a failure, the time until which the query's lag is not read."""
 
 
 class SparkLogListener(StreamingQueryListener):
@@ -81,10 +81,10 @@ class SparkLogListener(StreamingQueryListener):
         ...
         listener.close()                       # or: with observing_queries(spark, "/data/log"): ...
 
-    The lag is that of the query's sources of format spark_log on this cluster, also by partition. Rates, duration and
-    state are of the whole query. It works in Spark Connect too, where it sees the queries of its own session.
-    `metrics_port` needs the extra `metrics` of spark-log. 0 takes a free port (`port`). With `record=False`, or
-    metrics.interval.ms=-1, nothing is written to `__metrics`.
+    The lag is that of the query's spark_log sources on this cluster, in total and by partition. Rates, duration and
+    state are those of the whole query. Over Spark Connect, the listener sees the queries of its own session.
+    `metrics_port` needs the extra `metrics` of spark-log. With 0, a free port is taken (attribute `port`). With
+    `record=False`, or metrics.interval.ms=-1, nothing is written to `__metrics`.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ class SparkLogListener(StreamingQueryListener):
         self._put(event)
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
-        """Do nothing, since an idle query has no new facts and its lag is read at intervals."""
+        """Do nothing: an idle query has no new facts, and its lag is read at intervals."""
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         self._put(event)
@@ -146,7 +146,7 @@ class SparkLogListener(StreamingQueryListener):
         return [each.facts for each in kept]
 
     def wait_for_ends(self, active: Collection[str]) -> bool:
-        """Wait, some seconds at most, until Spark has reported the end of all queries but those with the ids `active`.
+        """Wait, at most 10 s, until Spark has reported the end of all queries except those with the ids `active`.
 
         Spark reports the end after `awaitTermination` has returned. Returns whether all ends were reported.
         """
@@ -159,7 +159,7 @@ class SparkLogListener(StreamingQueryListener):
             return self._handled.wait_for(all_ended, _CLOSE_S)
 
     def close(self) -> None:
-        """Report the remaining events, for some seconds at most, and stop serving the metrics.
+        """Report the remaining events, for at most 10 s, and stop serving the metrics.
 
         Remove the listener from the session first.
         """
@@ -213,7 +213,7 @@ class SparkLogListener(StreamingQueryListener):
             ended.facts = replace(ended.facts, state="terminated" if error is None else "failed", error=error)
 
     def _known(self, run: Any, name: str | None) -> _Query:
-        """Return the query of this run. It is a new one if the query was started before the listener was added."""
+        """Return the query of this run. Add it if it was started before the listener was added."""
         known = self._queries.get(str(run.id))
         if known is None or known.facts.run_id != str(run.runId):
             known = self._keep(QueryFacts(str(run.id), str(run.runId), name))
@@ -228,7 +228,7 @@ class SparkLogListener(StreamingQueryListener):
         return kept
 
     def _report(self, *, last: bool) -> None:
-        """Record the queries that are due, at intervals while they run, and at once when they end."""
+        """Record the queries that are due: at intervals while they run, and at once when they end."""
         if not self._record or self._cluster.store.settings.metrics_interval_ms < 0:
             return
         now_s = clock.monotonic_s()
@@ -275,9 +275,7 @@ class SparkLogListener(StreamingQueryListener):
 
 @contextmanager
 def observing_queries(spark: "SparkSession", cluster: str | Cluster, **settings: Any) -> Iterator[SparkLogListener]:
-    """Observe the session's queries with a SparkLogListener inside the context. `settings` are
-    those of the listener.
-    """
+    """Observe the session's queries with a SparkLogListener inside the context. `settings` are the listener's."""
     listener = SparkLogListener(cluster, **settings)
     try:
         spark.streams.addListener(listener)
@@ -292,12 +290,13 @@ def observing_queries(spark: "SparkSession", cluster: str | Cluster, **settings:
 
 
 def lag_by_partition(cluster: Cluster, ends: Sequence[str]) -> dict[TopicPartition, int] | None:
-    """Return the number of records between these end offsets and the high watermarks, for each partition that the
-    sources read on this cluster.
+    """Return the lag of each partition that the sources read on this cluster: the number of offsets from the source's
+    end to the high watermark.
 
-    Returns None if no source reads it. A partition or topic that is newer than the offsets counts with all of its
-    records. The lag of a partition that two sources read is the larger one. Raises the error of a store that has some
-    of the topics; one that could not be reached is not asked again for some seconds.
+    `ends` are the end offsets of the sources, as JSON. Returns None if no source reads this cluster. A partition or
+    topic that is newer than the offsets counts with all its records. If two sources read a partition, the larger lag
+    counts. Raises the error of a store that has some of the topics. A store that could not be reached is not asked
+    again for some seconds.
     """
     shown = (StreamOffset.of_text(text) for text in ends if '"@topics"' in text)  # other sources have no such key
     found = [offset for offset in shown if offset is not None]
@@ -307,7 +306,7 @@ def lag_by_partition(cluster: Cluster, ends: Sequence[str]) -> dict[TopicPartiti
     names = {name for offset in found for name, _ in offset.positions.offsets}
 
     def read(connection: sa.Connection) -> tuple[str, dict[str, Topic]]:
-        # not Cluster.cluster_id, which waits for a store that does not answer as long as any other read
+        # not Cluster.cluster_id: if the store does not answer, that waits as long as any other read
         return connection.execute(sa.select(CLUSTER.cluster_id)).scalar_one(), find_topics(connection, names)
 
     cluster_id, topics = in_each_store(cluster, lambda home: home.store.read(read, timeout_ms=_TIMEOUT_MS), [HOME])[

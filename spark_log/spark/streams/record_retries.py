@@ -1,11 +1,11 @@
-"""When the function of a TransactionalLoop is called again, and the dead letters of the records that it cannot process.
+"""Decides when a TransactionalLoop calls its function again, and makes dead letters of records that it cannot process.
 
     poll -> fails `attempts` times -> its records one by one -> a record fails `attempts` times -> dead letter
                                                                        (one transaction with its offset)
 
-A partition whose poll has failed waits for its next try, and is polled alone then; the other partitions go on. Only
-failures of the function count. Those of the store, of the group and of the transaction do not make a letter. The counts
-are in memory: a process that starts again begins at the first try.
+A partition whose poll has failed waits for its next try, and is then polled alone; the other partitions go on. Only
+failures of the function count, not those of the store, of the group or of the transaction. The counts are in memory: a
+process that starts again begins with the first try.
 """
 
 import math
@@ -38,7 +38,7 @@ from spark_log.groups.share.dead_letters import letter_headers
 from spark_log.log.records.schema import DEAD_LETTER_CAUSE, HEADERS
 
 COPY_SCHEMA = pa.schema([("key", pa.binary()), ("value", pa.binary()), ("headers", HEADERS), ("partition", pa.int32())])
-"""The columns of records that are copied with `send_table`."""
+"""The columns of record copies for `send_table`."""
 _CAUSE = {"key": DEAD_LETTER_CAUSE, "value": b"failed"}
 _MESSAGE_MAX = 1_000
 
@@ -49,15 +49,15 @@ Place = tuple[TopicPartition, int]
 
 
 class NotRunError(TypeError):
-    """The function is a generator or a coroutine: its body did not run."""
+    """The function is a generator or a coroutine, so its body did not run."""
 
 
 class LetterRefusedError(Exception):
-    """The dead letter topic refused a letter with a copy of its record. The next letter has none."""
+    """The dead letter topic refused a letter with a copy of its record. The next letter has no copy."""
 
 
 _FATAL = (NotRunError, ProducerFencedError, FencedInstanceIdError, InvalidProducerIdMappingError, IllegalStateError)
-"""Errors after which a call of the function with any record fails too."""
+"""Errors after which each call of the function fails too, with any record."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Polled:
     """The result of one poll."""
 
     records: Any
-    """The records in the form that the transform takes."""
+    """The records in the form that the transform expects."""
     count: int
     starts: Mapping[TopicPartition, int]
     """The offset of the first record of each partition."""
@@ -74,7 +74,7 @@ class Polled:
 
 
 class NextPoll(NamedTuple):
-    """A poll without some partitions. `tried` is the partition that it tries again."""
+    """The parameters of the next poll. `without` are the partitions to leave out, `tried` is the one to try again."""
 
     without: Set[TopicPartition]
     timeout_ms: float
@@ -88,7 +88,7 @@ class RecordRetries:
     def __init__(
         self, settings: ConsumerSettings, attempts: int, backoff_ms: tuple[int, int], dead_letter_topic: Topic | None
     ) -> None:
-        """Check the settings. Raises ValueError, which names the first invalid one."""
+        """Check the settings. Raises ValueError, which names the first invalid setting."""
         if isinstance(attempts, bool) or not isinstance(attempts, int) or attempts < 1:
             raise ValueError(f"attempts: {attempts!r}: expected a whole number from 1")
         first_ms, most_ms = backoff_ms
@@ -103,27 +103,27 @@ class RecordRetries:
         self._attempts, self._first_ms, self._most_ms = attempts, first_ms, most_ms
         self._group_id, self._topic = str(settings.group_id), dead_letter_topic
         self._polls: dict[Place, int] = {}
-        """The failed polls by their first record in a partition."""
+        """The number of failures of polls, by their first record in each partition."""
         self._single: dict[Place, int] = {}
-        """The failures of records that ran alone."""
+        """The number of failures of records that were polled alone."""
         self._errors: dict[Place, Exception] = {}
         self._refused: set[Place] = set()
-        """The records whose copies the dead letter topic refused, such as one that is too large with its headers."""
+        """The records whose copies the dead letter topic refused, for example as too large with the headers."""
         self._alone: dict[TopicPartition, int] = {}
-        """The end offsets of polls that kept failing: records before them run one by one."""
+        """The end offsets of polls that kept failing. Records below these offsets are polled one by one."""
         self._due_s: dict[TopicPartition, float] = {}
-        """When the partitions are tried again whose last poll failed, or whose records run one by one."""
+        """The time of the next try of partitions whose last poll failed, or whose records are polled one by one."""
         self._tries_again = False
-        """Whether the last poll with a partition that was due was a try of it."""
+        """Whether the last poll while a partition was due tried that partition. Tries alternate with other polls."""
 
     @property
     def waits(self) -> bool:
-        """Whether a partition is tried again later."""
+        """Whether a partition waits to be tried again."""
         return bool(self._due_s)
 
     def next_poll(self, assigned: Set[TopicPartition]) -> NextPoll:
-        """Return how to poll: in turn a partition that is due, and the others, if there are any. What is known about
-        partitions that are not assigned any more is forgotten.
+        """Return how to poll: a partition that is due and the others take turns. Forget the counts of partitions that
+        are no longer assigned.
         """
         for partition in {*self._due_s, *(partition for partition, _ in self._errors)} - assigned:
             self._forget(partition)
@@ -141,7 +141,7 @@ class RecordRetries:
         self._due_s[partition] = clock.monotonic_s() + pause_s
 
     def go_on(self, partition: TopicPartition) -> None:
-        """Poll the partition like the others."""
+        """Poll the partition together with the others again."""
         self._due_s.pop(partition, None)
         self._alone.pop(partition, None)
 
@@ -153,7 +153,7 @@ class RecordRetries:
         self._refused = {place for place in self._refused if place[0] != lost}
 
     def failed(self, polled: Polled, error: BaseException) -> bool:
-        """Count a failure. Returns whether the records are tried again; else the error is to be raised."""
+        """Count a failure. Return whether the records are tried again; if not, the caller raises the error."""
         if not isinstance(error, Exception) or isinstance(error, _FATAL) or is_worth_a_retry(error):
             return False
         counts = self._single if polled.count == 1 else self._polls
@@ -183,8 +183,8 @@ class RecordRetries:
                 self.go_on(partition)
 
     def letter(self, polled: Polled) -> Callable[[Any, Producer], object] | None:
-        """Return a transform that sends the dead letter of the only record, if it has failed often enough. After the
-        topic has refused it, the letter only says where the record is.
+        """Return a transform that sends the dead letter of the only record, or None if it has not failed often enough.
+        If the topic refused the letter before, it has no copy, but only the record's place.
         """
         [place, *others] = polled.starts.items()
         failures = self._single.get(place, 0)
@@ -214,7 +214,7 @@ class RecordRetries:
 
 
 def is_worth_a_retry(error: BaseException) -> bool:
-    """Return whether a new transaction with the same records may succeed. A failed send is judged by its cause."""
+    """Whether a new transaction with the same records may succeed. The cause of a failed send decides."""
     if isinstance(error, TransactionAbortableError) and error.__cause__ is not None:
         return is_worth_a_retry(error.__cause__)
     if isinstance(error, TransactionAbortableError | CommitFailedError):

@@ -1,7 +1,7 @@
-"""Copies dead letters back to the topics that their records came from, each of them once.
+"""Copies dead letters back to the topics of their records, each letter once.
 
-A letter has the headers of `groups/share/dead_letters.py`. It holds a copy of its record, or only says where the record
-is: then the record is read from there. The copies and the offsets of their letters are committed in one transaction.
+A letter has the headers of `groups/share/dead_letters.py`. It holds a copy of its record, or only the record's place,
+where the record is then read. One transaction commits the copies and the offsets of their letters.
 """
 
 import uuid
@@ -28,17 +28,17 @@ from spark_log.spark.streams.record_retries import COPY_SCHEMA, POLL_MS, Polled
 from spark_log.spark.streams.transactional_loop import TransactionalLoop
 
 _TOGETHER = 500
-"""The number of letters that one transaction copies."""
+"""The maximum number of letters in one transaction."""
 _SESSION_MS, _HEARTBEAT_MS = 6_000, 1_000
-"""The letters of a redrive that was killed go to the next one after the session."""
+"""If a redrive is killed, the next one gets its letters after this session timeout."""
 _COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "headers")
 
 Row = Mapping[str, Any]
-"""A record as `to_pylist` returns it, with _COLUMNS."""
+"""A record with _COLUMNS, as `to_pylist` returns it."""
 
 
 class Origin(NamedTuple):
-    """The place of the record that a dead letter is about."""
+    """The place of a dead letter's record."""
 
     partition: TopicPartition
     offset: int
@@ -46,12 +46,12 @@ class Origin(NamedTuple):
 
 @dataclass
 class Redriven:
-    """The number of letters that were copied, or that a redrive would copy."""
+    """Counts the letters that a redrive has copied or skipped, or would."""
 
     copied: Counter[str] = field(default_factory=Counter)
-    """By the topic that they were copied to."""
+    """The number of copies by topic."""
     missing: int = 0
-    """The number of letters that were skipped because their record is gone, or that are no dead letters."""
+    """The number of skipped records: letters whose record no longer exists, and records that are no dead letters."""
 
     def add(self, other: "Redriven") -> None:
         self.copied += other.copied
@@ -63,22 +63,22 @@ class Preview(Redriven):
     """The letters that a redrive would copy or skip."""
 
     letters: dict[TopicPartition, OffsetRange] = field(default_factory=dict)
-    """Their offsets. A Redrive with these `letters` copies no others."""
+    """The offsets of the letters. A Redrive with these `letters` copies no others."""
     is_complete: bool = True
-    """Whether these are all letters. Others are left out because of a limit, or because `is_over` was true."""
+    """Whether `letters` has all letters. Otherwise a limit, or `is_over`, has ended the preview."""
 
 
 class Redrive:
-    """Copies the letters that `topic` has now. Letters that come meanwhile, also of the copies, are left for the next
-    run.
+    """Copies the letters that `topic` has now. Letters that arrive meanwhile, even letters of the copies, are left for
+    the next run.
 
-    `to` is the topic of the copies, by default that of each record. `group` remembers which letters were copied, by
-    default `redrive-<topic>`. `limit` is the largest number of letters. A letter whose record or topic is gone, and a
-    record that is no dead letter, is an error, unless `skip_missing` is set. `letters` are those of a preview, and no
-    others are copied.
+    `to` is the topic of the copies, by default the topic of each record. The committed offsets of `group`, by default
+    `redrive-<topic>`, mark the copied letters. `limit` is the maximum number of letters. A letter whose record or topic
+    no longer exists, or a record that is no dead letter, is an error, unless `skip_missing` is set. If `letters` of a
+    preview are given, no others are copied.
 
-    `check_topics` gets the names of letters' topics before records are read from there or copied there, and raises an
-    error to refuse them. `is_over` is called between transactions, and ends the redrive if it is true.
+    `check_topics` gets the names of the letters' topics before records are read from them or copied to them, and raises
+    an error to refuse them. `is_over` is called between transactions, and ends the redrive if it returns true.
     """
 
     def __init__(
@@ -94,8 +94,8 @@ class Redrive:
         check_topics: Callable[[Collection[str]], object] = lambda _: None,
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Raises UnknownTopicOrPartitionError for `topic` and `to`, InvalidRecordError if they are the same, and
-        IllegalArgumentError if `letters` are not the next ones any more.
+        """Check the arguments. Raises UnknownTopicOrPartitionError for `topic` and `to`, InvalidRecordError if they are
+        the same, and IllegalArgumentError if `letters` are no longer the next ones.
         """
         if to == topic:
             raise InvalidRecordError(f"the letters of topic {topic!r} cannot be copied to the same topic")
@@ -130,7 +130,7 @@ class Redrive:
         self.close()
 
     def preview(self) -> Preview:
-        """Return what `run` would copy. It skips letters whose record is gone, and counts them."""
+        """Return what `run` would copy. The preview skips the letters that `skip_missing` skips, and counts them."""
         preview, left = Preview(), self.limit
         begins = self._begins(self._log.positions(self._letters))
         ranges = {tp: OffsetRange(first, self._ends[tp]) for tp, first in begins.items() if first < self._ends[tp]}
@@ -148,7 +148,7 @@ class Redrive:
         return preview
 
     def _read_letters(self, ranges: Mapping[TopicPartition, OffsetRange]) -> Iterator[list[Row]]:
-        """Yield the letters by partition and offset, as many together as a transaction copies."""
+        """Yield the letters by partition and offset, in lists that are at most as long as a transaction."""
         for batch in self._log.read(ranges, read_schema(include_headers=True, columns=_COLUMNS)):
             for first in range(0, batch.num_rows, _TOGETHER):
                 yield batch.slice(first, _TOGETHER).to_pylist()
@@ -157,8 +157,8 @@ class Redrive:
         """Copy the letters. `report` gets the totals after each transaction.
 
         Raises InvalidRecordError for a record that is not a dead letter, UnknownTopicOrPartitionError for a letter
-        whose topic was deleted, and DataLossError for one whose record is gone. Letters before it are copied then, up
-        to a multiple of a transaction.
+        whose topic was deleted, and DataLossError for a letter whose record no longer exists. The transactions before
+        that of the faulty letter stay committed.
         """
         address = self._cluster.store.address.with_password
         consumer = Consumer(
@@ -175,8 +175,8 @@ class Redrive:
         return loop.redriven
 
     def is_done(self, positions: Mapping[TopicPartition, int] | None = None) -> bool:
-        """Return whether every letter is copied, or truncated by an unclean leader election. `positions` are those of a
-        member of the group, of its partitions.
+        """Whether every letter was copied, or truncated by an unclean leader election. `positions` are those of a
+        member of the group, in its partitions.
         """
         positions = positions or {}
         log = self._log.positions(self._letters)
@@ -189,12 +189,12 @@ class Redrive:
         return self._ends.get(partition, 0)
 
     def _begins(self, log: Mapping[TopicPartition, Positions]) -> dict[TopicPartition, int]:
-        """Return the offsets of the first letters that are not copied."""
+        """Return the offset of the first letter of each partition that is not copied."""
         committed = committed_offsets(self._cluster.store, self.group)
         return {tp: max(committed.get(tp, 0), log[tp].log_start_offset) for tp in self._ends}
 
     def copies(self, rows: Sequence[Row]) -> tuple[dict[str, pa.Table], Redriven]:
-        """Return the copies of letters as tables for `send_table`, by topic."""
+        """Return the copies of letters as tables for `send_table`, by topic, and their counts."""
         return self._copies(rows, self._skip_missing)
 
     def _copies(self, rows: Sequence[Row], skip_missing: bool) -> tuple[dict[str, pa.Table], Redriven]:
@@ -232,7 +232,7 @@ class Redrive:
         }, redriven
 
     def _target(self, row: Row, origin: Origin | None, topics: Mapping[str, Topic]) -> tuple[str, int | None]:
-        """Return the topic and the partition of a copy; None lets the key decide."""
+        """Return the topic and the partition of a copy. With partition None, the key decides."""
         if self._to is not None:
             return self._to, None
         if origin is None:
@@ -252,7 +252,7 @@ class Redrive:
         return self._cluster.store.read(lambda connection: find_topics(connection, sorted(names)))
 
     def _read_sources(self, pointers: Iterable[tuple[Row, Origin]], topics: Mapping[str, Topic]) -> dict[Origin, Row]:
-        """Return the records that still exist. A topic that was created after the letter has other records."""
+        """Read the records of letters that still exist. A topic that was created after the letter has other records."""
         offsets: dict[TopicPartition, set[int]] = {}
         for row, (partition, offset) in pointers:
             topic = topics.get(partition.topic)
@@ -272,7 +272,7 @@ class Redrive:
 
 
 class _Loop(TransactionalLoop):
-    """The loop of a redrive. It ends at the letters that there were at its start, or at the limit."""
+    """The loop of a redrive. It ends after the letters that existed when the redrive began, or at the limit."""
 
     def __init__(
         self, redrive: Redrive, consumer: Consumer, producer: Producer, report: Callable[[Redriven], object]
@@ -284,7 +284,7 @@ class _Loop(TransactionalLoop):
         self._prepared = Redriven()
 
     def copy(self, letters: pa.Table, producer: Producer) -> None:
-        """Send the copies of letters; the transform of the loop."""
+        """Send the copies of letters. This is the loop's transform."""
         tables, self._prepared = self._redrive.copies(letters.to_pylist())
         for topic, table in tables.items():
             producer.send_table(topic, table)
@@ -309,7 +309,7 @@ class _Loop(TransactionalLoop):
         return replace(polled_tables, ends=ends)
 
     def _cut(self, partition: TopicPartition, table: pa.Table) -> pa.Table:
-        """Return the letters before the end. The consumer stays at the others."""
+        """Return the letters before the redrive's end. If there are others, seek back to them and pause."""
         end = self._redrive.end_of(partition)
         offsets = table["offset"].to_pylist()
         count = sum(offset < end for offset in offsets)
@@ -322,7 +322,7 @@ class _Loop(TransactionalLoop):
     def _transact(self, polled: Polled, transform: Callable[[Any, Producer], object]) -> None:
         try:
             super()._transact(polled, transform)
-        except BaseException:  # the letters are polled again, also those of partitions that `_cut` has paused
+        except BaseException:  # the letters are polled again, even those of partitions that `_cut` has paused
             self._consumer.resume(*self._consumer.assignment() & polled.starts.keys())
             raise
         self.redriven.add(self._prepared)
@@ -330,9 +330,9 @@ class _Loop(TransactionalLoop):
 
 
 def _origin(letter: Row) -> Origin | None:
-    """Return where the record of a letter is, or None if it is not a dead letter.
+    """Return the place of a letter's record, or None if it is not a dead letter.
 
-    Later headers count: a record may have had such headers of its own.
+    The last header of each name counts, because the record may have had such headers of its own.
     """
     facts = {header["key"]: header["value"] for header in letter["headers"] or ()}
     try:
@@ -344,12 +344,12 @@ def _origin(letter: Row) -> Origin | None:
 
 
 def _is_pointer(letter: Row) -> bool:
-    """Return whether a letter has no copy of its record. A copy of a record without key and value looks the same."""
+    """Whether a letter has no copy of its record. A copy of a record without key and value looks the same."""
     return letter["key"] is None and letter["value"] is None
 
 
 def _own_headers(record: Row) -> list[Mapping[str, Any]]:
-    """Return the headers that the record had before it became a letter."""
+    """Return the headers without those of a dead letter."""
     return [
         header
         for header in record["headers"] or ()
@@ -358,7 +358,7 @@ def _own_headers(record: Row) -> list[Mapping[str, Any]]:
 
 
 def _runs(offsets: Sequence[int]) -> list[OffsetRange]:
-    """Return ascending offsets as ranges."""
+    """Convert ascending offsets to ranges."""
     runs: list[OffsetRange] = []
     for offset in offsets:
         if runs and runs[-1].end == offset:

@@ -1,6 +1,4 @@
-"""The version of a table. It has the offsets up to which the topic was read, and the gaps
-and truncations at that time.
-"""
+"""Reads the version of a table: the end offsets of the read, and the gaps and truncations at that time."""
 
 import json
 from collections.abc import Mapping
@@ -23,14 +21,14 @@ _GAPS = (
     .where(SEGMENT.topic_id == sa.bindparam("topic_id"), SEGMENT.partition == sa.bindparam("number"))
     .where(SEGMENT.base_offset < sa.bindparam("before"), SEGMENT.end_offset > sa.bindparam("after"))
 )
-"""The number of offsets of a range whose record was removed by compaction or erasing. As long as the segments of the
-range are not deleted, it only grows, so equal counts at two times mean that no record was removed in between.
+"""Counts the offsets of a range whose records compaction or erasing has removed. As long as the segments of the range
+are not deleted, the count only grows, so equal counts at two times mean that no record was removed in between.
 """
 
 
 @dataclass(frozen=True)
 class PartitionVersion:
-    """A partition of the topic, with offsets [start, end), of which `gaps` no longer have a record.
+    """A partition of the topic with the offsets [start, end). `gaps` is the number of these without a record.
 
     While start, gaps and truncations stay the same, no record below `end` has been removed from the log.
     """
@@ -42,7 +40,7 @@ class PartitionVersion:
     """Truncations below `end`, in the order of their epochs."""
 
     def continues(self, before: "PartitionVersion") -> bool:
-        """Return whether no election has truncated a record below `before.end` since `before`."""
+        """Whether no election has truncated a record below `before.end` since `before`."""
         return self.end >= before.end and before.truncations == tuple(
             each for each in self.truncations if each.start_offset < before.end
         )
@@ -57,13 +55,11 @@ class TableVersion:
 
     @property
     def records(self) -> int:
-        """The number of records of the log in this version, which is at least the number of rows of the table."""
+        """The number of the log's records in this version. The table has at most as many rows."""
         return sum(each.end - each.start - each.gaps for each in self.partitions.values())
 
     def diverges_from(self, before: "TableVersion") -> bool:
-        """Return whether records of an earlier version were lost, either truncated by an election or deleted with the
-        topic.
-        """
+        """Whether records of the earlier version `before` were truncated by an election, or deleted with the topic."""
         return self.topic_uuid != before.topic_uuid or not all(
             each.continues(before.partitions[number])
             for number, each in self.partitions.items()
@@ -71,11 +67,10 @@ class TableVersion:
         )
 
     def since(self, base: "TableVersion") -> dict[int, OffsetRange] | None:
-        """Return the offsets of the records that were appended after `base`, or None if `base` and these do not make
-        this version.
+        """Return the offsets that were appended after `base`, or None if `base` and these do not make up this version.
 
-        They make it if the log below `base` is unchanged and no record after it has been removed. Otherwise a tombstone
-        that was compacted away would be missed.
+        They do if the log below the end of `base` is unchanged and no record after it has been removed. Otherwise a
+        tombstone that compaction has removed would be missed.
         """
         if self.diverges_from(base) or not base.partitions.keys() <= self.partitions.keys():
             return None
@@ -97,9 +92,7 @@ class TableVersion:
 
     @classmethod
     def from_text(cls, text: str) -> "TableVersion":
-        """Return the version from the result of `as_text`. Raises ValueError, KeyError or TypeError
-        for any other text.
-        """
+        """Parse the result of `as_text`. Raises ValueError, KeyError or TypeError for any other text."""
         fields = json.loads(text)
         if fields["version"] != 1:
             raise ValueError(f"version {fields['version']!r}, expected 1")
@@ -111,9 +104,9 @@ class TableVersion:
 
 
 def read_version(log: LogReader, name: str, at: TableVersion | None = None) -> TableVersion:
-    """Return the version of a topic up to the high watermarks or up to the end offsets of `at`.
+    """Return the version of a topic up to the high watermarks, or up to the end offsets of `at`.
 
-    The version equals `at` if all records of `at` are still there. Raises UnknownTopicOrPartitionError.
+    It equals `at` if all records of `at` still exist. Raises UnknownTopicOrPartitionError.
     """
     topic, version = log.cluster.store.read(lambda connection: _read_version(connection, name, at))
     if topic.store_id != log.cluster.store_id:  # this store does not have its partitions
@@ -167,7 +160,7 @@ def _read_version(connection: sa.Connection, name: str, at: TableVersion | None)
     for partition, (start, end) in ranges.items():
         parameters = {"topic_id": topic.topic_id, "number": partition, "before": end, "after": start}
         gaps = int(connection.execute(_GAPS, parameters).scalar() or 0)
-        # an older version has those below its own end, since the log may be shorter now
+        # `at` has the truncations below its own end, since the log may be shorter now
         below = end if at is None else at.partitions[partition].end
         found = tuple(each for each in truncations.get((topic.topic_id, partition), ()) if each.start_offset < below)
         partitions[partition] = PartitionVersion(start, end, gaps, found)

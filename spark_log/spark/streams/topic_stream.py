@@ -1,8 +1,8 @@
-"""`stream_topic` streams a topic: its history with Spark's own Parquet scan, and then new records as they come.
+"""`stream_topic` streams a topic: its history with Spark's own Parquet scan, and new records as they arrive.
 
-A Delta log with one commit lists the segment files that existed when the stream was first made: the *history*. Below
-its end, a partition's records come from there, from its end on with format("spark_log"). Each of the two sources has
-its own offsets in the checkpoint of the query, so each record is read once, however often the query restarts.
+A Delta log with one commit lists the segment files that existed when the stream was first created: the *history*. A
+partition's records below the history's end come from these files, later ones from format("spark_log"). Each of the two
+sources has its own offsets in the query's checkpoint, so each record is read once, however often the query restarts.
 """
 
 import json
@@ -45,18 +45,18 @@ from spark_log.spark.delta_jars import check_loaded
 
 _COMMIT = f"_delta_log/{0:020d}.json"
 _PARTITION_COLUMNS = {"partition": pa.int32(), "base_offset": pa.int64(), "timestampType": pa.int32()}
-"""The facts of a file that its rows do not have. Delta adds them to each row."""
+"""Values that a file's rows do not contain. Delta adds them to each row."""
 _FACTS = "spark-log.history"
 _FOREIGN = "history {!r} has a Delta log that stream_topic has not written: use another folder"
 
 
 @dataclass(frozen=True)
 class _History:
-    """The facts of a history, as its Delta log keeps them: the topic, the typed columns, and for each partition the
-    range of offsets that its files have, and the leader epoch at that time.
+    """The description of a history in its Delta log: the topic, the columns, and for each partition the range of
+    offsets in its files and the leader epoch at that time.
 
     Files may also have offsets below these ranges, which were before the log start offset. Histories of older versions
-    have no epochs.
+    of spark-log have no epochs.
     """
 
     cluster_id: str
@@ -89,24 +89,24 @@ def stream_topic(
     max_files_per_trigger: int = 1000,
     client_rack: str | None = None,
 ) -> DataFrame:
-    """Return a streaming DataFrame of all records of a topic: those that files have now are read by Spark's own Parquet
-    scan, later ones as by `format("spark_log")`. The columns are those of `read_topic`.
+    """Return a streaming DataFrame of all records of a topic. Spark's own Parquet scan reads the records that are in
+    files now, and `format("spark_log")` the later ones. The columns are those of `read_topic`.
 
-    `history` is a folder or an s3:// URI for the list of these files, beside the checkpoint of the query: a restart
-    with the same checkpoint needs the same `history`. Give each query its own. A trigger reads at most
-    `max_files_per_trigger` of the files, the oldest first, and all new records.
+    `history` is a folder or an s3:// URI, in which the list of these files is stored. Keep it like the query's
+    checkpoint: a restart with the same checkpoint needs the same `history`. Give each query its own. A trigger reads at
+    most `max_files_per_trigger` of the files, the oldest first, and all new records.
 
-    Each record is read once. Within a partition the records of the history come in order, and so do the new ones, but
-    the first batches have both: with a watermark, let the first batch read the whole history (`max_files_per_trigger`),
-    or Spark drops the rest of it as late. The files, each in one log dir (first of those in `client_rack`), stay on
-    disk for file.delete.delay.ms after maintenance has replaced them (file.delete.delay.fresh.ms for new ones): a
-    history that is not read until then, or of which records were erased, ends the query with the name of the missing
-    file. Then begin again with a new checkpoint and `history`.
+    Each record is read once. Within a partition, the records of the history are in order, and so are the new ones, but
+    the first batches have both. So with a watermark, let the first batch read the whole history
+    (`max_files_per_trigger`): otherwise Spark drops the rest of the history as late. Each file is read from one log
+    dir, if possible in `client_rack`. Files stay on disk for file.delete.delay.ms after maintenance has replaced them
+    (file.delete.delay.fresh.ms for new ones). If the history is not read until then, or records of it were erased, the
+    query ends with the name of the missing file. Then begin again with a new checkpoint and `history`.
 
-    Raises ClusterNotFoundError, UnknownTopicOrPartitionError, DeltaNotInstalledError, InvalidOptionError if `history`
-    is of another topic, cluster, or choice of columns, and InvalidConfigurationError with `record` for a topic without
-    typed columns or with files that lack the present ones, or if the session ignores missing or corrupt files.
-    Raises DataLossError if an unclean leader election has removed records of `history` from the log.
+    Raises ClusterNotFoundError, UnknownTopicOrPartitionError, DeltaNotInstalledError, and InvalidOptionError if
+    `history` belongs to another topic, cluster or choice of columns. Raises InvalidConfigurationError if the session
+    ignores missing or corrupt files, and with `record` for a topic without typed columns or with files that lack the
+    present ones. Raises DataLossError if an unclean leader election has removed records of `history` from the log.
     """
     check_loaded(spark)
     check_file_settings(spark)
@@ -140,7 +140,7 @@ def _mismatch(history: str, made: _History, expected: _History) -> str:
 
 
 def _check_lineage(cluster: Cluster, topic: Topic, made: _History, history: str) -> None:
-    """Refuse a history with records that an unclean election has removed from the log since."""
+    """Raise DataLossError if an unclean election has removed records of the history from the log since."""
     keys = [(topic.topic_id, number) for number in made.epochs]
     truncations = cluster.of(topic).store.read(lambda connection: read_truncations(connection, keys))
     for (_, number), those in truncations.items():
@@ -159,7 +159,7 @@ def _check_lineage(cluster: Cluster, topic: Topic, made: _History, history: str)
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """A new history: its facts, files in the order in which to read them, their locations, and their schema."""
+    """A new history: its description, its files in the order of reading, and their locations and schema."""
 
     facts: _History
     files: Sequence[Slice]
@@ -168,7 +168,7 @@ class _Snapshot:
 
 
 def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, client_rack: str | None) -> _Snapshot:
-    """Find the files of each partition, up to its first inline segment."""
+    """Return the history with the files of each partition up to its first inline segment."""
 
     def read(
         connection: sa.Connection,
@@ -183,7 +183,7 @@ def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, 
 
     cluster = cluster.of(cluster.home.store.read(lambda connection: find_topic(connection, name)))
     topic, limits, slices, appended_ms = cluster.store.read(read)
-    log_dirs = cluster.log_dirs()  # after the slices: all that the slices name are among them
+    log_dirs = cluster.log_dirs()  # read after the slices, so that it has all log dirs of the slices
     if record and topic.columns is None:
         raise InvalidConfigurationError(f"topic {name!r} has no typed columns: set value.format and value.schema")
     starts = {tp.partition: limit.positions.log_start_offset for tp, limit in limits.items()}
@@ -212,10 +212,10 @@ def _snapshot(cluster: Cluster, name: str, record: bool, include_headers: bool, 
 
 
 def _create(spark: SparkSession, folder: LogDir, snapshot: _Snapshot) -> None:
-    """Write the Delta log of a history, unless another process was first: its only commit makes the history exist.
+    """Write the Delta log of a history, unless another process was faster. Its only commit creates the history.
 
-    In object stores that have no exclusive creation here, a process may replace a commit that another has just written.
-    Delta then refuses the checkpoint of the other, since the id of its table differs.
+    In an object store without exclusive creation (`creates_whole`), a process may replace a commit that another one has
+    just written. Delta then refuses the checkpoint of that other process, since the table's id differs.
     """
     check_file_systems(spark, [for_spark(each) for each in (*snapshot.locations[:1], folder.location(""))])
     content = b"".join(json.dumps(action).encode() + b"\n" for action in _actions(snapshot))
@@ -230,7 +230,7 @@ def _create(spark: SparkSession, folder: LogDir, snapshot: _Snapshot) -> None:
 
 
 def _actions(snapshot: _Snapshot) -> list[dict[str, Any]]:
-    """Return the actions of the commit. Delta's stream reads the files in their order."""
+    """Return the actions of the commit, with the files in the order in which Delta's stream reads them."""
     actions: list[dict[str, Any]] = [
         {"commitInfo": {"operation": "CREATE TABLE", "operationParameters": {}, "engineInfo": "spark-log"}},
         {"protocol": {"minReaderVersion": 1, "minWriterVersion": 2}},
@@ -259,14 +259,14 @@ def _actions(snapshot: _Snapshot) -> list[dict[str, Any]]:
 
 
 def _delta_path(location: str) -> str:
-    """Return the location of a segment as the URI of an add action."""
+    """Convert the location of a segment to the URI in an add action."""
     scheme, separator, rest = for_spark(location).partition("://")
     return f"{scheme}://{quote(rest)}" if separator else Path(location).as_uri()
 
 
 def _read(folder: LogDir) -> dict[str, Any] | None:
-    """Return the actions of the Delta commit `_COMMIT`, by kind, except those that add files. Return None if the folder
-    has no history yet. Raises InvalidOptionError for the folder of something else.
+    """Return the actions of the Delta commit `_COMMIT` by kind, without those that add files. Return None if the folder
+    has no history yet. Raises InvalidOptionError if the folder has another Delta log.
     """
     if folder.sizes([_COMMIT]) == [None]:
         if folder.exists() and any(not each.name.startswith(".") for each in folder.entries("_delta_log")):
@@ -287,7 +287,7 @@ def _read(folder: LogDir) -> dict[str, Any] | None:
 
 def _past(spark: SparkSession, location: str, made: _History, max_files_per_trigger: int) -> DataFrame:
     """Return the stream of the records in the files."""
-    # the commit is read as changes: as a snapshot, Delta would first sort its files with a Spark job of 50 tasks
+    # startingVersion reads the commit as changes: for a snapshot, Delta would sort the files in a job of 50 tasks
     options = {"startingVersion": "0", "maxFilesPerTrigger": str(max_files_per_trigger)}
     frame = spark.readStream.format("delta").options(**options).load(location)
     offset = sf.col("base_offset") + sf.col("offset_delta")
@@ -301,9 +301,9 @@ def _past(spark: SparkSession, location: str, made: _History, max_files_per_trig
 
 
 def _present(spark: SparkSession, address: str, made: _History, topic: Topic, columns: Sequence[str]) -> DataFrame:
-    """Return the stream of the later records. Partitions that did not exist then are read from their start.
+    """Return the stream of the later records. Partitions that are newer than the history are read from their start.
 
-    The stream ends with DataLossError if the log below the history's end is not that of the history any more.
+    The stream ends with DataLossError if the log below the history's end is no longer the one of the history.
     """
     numbers = [TopicPartition(made.topic, number) for number in range(topic.partition_count)]
     starts = {each: made.ranges[each.partition][1] if each.partition in made.ranges else EARLIEST for each in numbers}

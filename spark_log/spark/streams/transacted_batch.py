@@ -1,15 +1,15 @@
-"""One transaction per micro-batch: the rows that foreachBatch writes to several topics, and the group's offsets.
+"""Commits one transaction per micro-batch: the rows that foreachBatch writes to topics, and the group's offsets.
 
     def process(batch, batch_id):
         with batch_transaction(batch, cluster="/data/log", group_id="alerts") as transaction:
             transaction.write(alerts, topic="alerts")
             transaction.write(totals, topic="totals")
 
-Rows that are written are pending: no reader sees them. The end of the block is one append: all rows get their offsets,
-the group's offsets are committed, and the batch is recorded, so that a replay changes nothing (the same rule as for
-the sink's batches: `log.append.spark_batches`). With topics of data stores that append decides, in the home store, and
-their parts follow it (`transactions.transaction_parts`). An exception aborts. The transactional id is the query's: a
-second driver on the same checkpoint fences the first permanently.
+Written rows are pending: no reader sees them. One append at the end of the block gives all rows their offsets, commits
+the group's offsets, and records the batch, so that a replay changes nothing (by the rule for the sink's batches,
+`log.append.spark_batches`). With topics of data stores, this append in the home store decides, and then the data stores
+commit their parts (`transactions.transaction_parts`). An exception aborts the transaction. The transactional id belongs
+to the query: a second driver on the same checkpoint fences the first one permanently.
 """
 
 import itertools
@@ -69,11 +69,11 @@ class _Producer:
 
 
 _producers: dict[tuple[str, str], _Producer] = {}
-"""By query id and cluster id: those without an open transaction."""
+"""The producers without an open transaction, by query id and cluster id."""
 
 
 class BatchTransaction:
-    """Made by `batch_transaction`; a context manager. `write` may be called from several threads."""
+    """The context manager that `batch_transaction` returns. Several threads may call `write`."""
 
     def __init__(
         self, batch: DataFrame, cluster: str, group_id: str | None, timeout_ms: int | None, location: BatchLocation
@@ -88,9 +88,9 @@ class BatchTransaction:
         self._address, self._timeout_ms = cluster, timeout_ms
         self._orders = itertools.count()
         self._unfinished: list[int] = []
-        """Writes that have failed, and writes that other threads have not finished."""
+        """The writes that have failed, or that other threads have not finished."""
         self.done = False
-        """True if the batch was committed before: `write` then does nothing."""
+        """Whether the batch was committed before. `write` then does nothing."""
 
     def __enter__(self) -> Self:
         # a failover ends no query
@@ -103,9 +103,10 @@ class BatchTransaction:
         return self
 
     def write(self, rows: DataFrame, topic: str | None = None) -> None:
-        """Write rows as `format("spark_log")` does, pending. `topic` None: column `topic` has the topic of each row.
+        """Write rows like `format("spark_log")`, but pending. Without `topic`, each row has its topic in column
+        `topic`.
 
-        In each partition the rows of earlier calls come first.
+        In each partition, the rows of earlier calls come first.
         """
         if self.done:
             return
@@ -142,7 +143,7 @@ class BatchTransaction:
             logger.info("batch %d of query %s was committed before", self._batch_id, self._query_id)
             with commit_log(self._cluster, micro_batch=True) as log:
                 self._complete_last(log)
-            # the batch is computed all the same: only then does Spark save the state of aggregations and joins
+            # the batch is computed nevertheless, because Spark then saves the state of aggregations and joins
             self._batch.write.format("noop").mode("append").save()
             return
         self._commits: dict[Committer, Commits] = {}
@@ -176,7 +177,9 @@ class BatchTransaction:
         return ref
 
     def _after_the_last_one(self, call: Callable[[], _T]) -> _T:
-        """Call a function. If the last transaction is committed and unfinished, complete it first."""
+        """Return the result of `call`. If the last transaction is not appended in all stores, complete it and call
+        again.
+        """
         try:
             return call()
         except TransactionCommitPendingError:
@@ -222,9 +225,9 @@ class BatchTransaction:
         self._over()
 
     def _prepare(self, log: Log, number: int, store_id: StoreId) -> list[Batch]:
-        """Prepare the part of the transaction in a data store. Returns its batches."""
+        """Prepare the part of the transaction in a data store. Return its batches."""
         data, producer_id = log.at(store_id), self._producer.ref.producer_id
-        find_last(data.cluster.store, self._remembered(0))  # refuses what the sink wrote there
+        find_last(data.cluster.store, self._remembered(0))  # refuses a batch that the sink wrote there
         batches = [each.batch for each in data.cluster.store.read(lambda c: read_pending(c, producer_id))]
         try:
             if not batches:
@@ -233,14 +236,14 @@ class BatchTransaction:
                 )
             with_patience(lambda: transaction_parts.prepare(data, producer_id, number, len(batches)))
         except TransactionAbortableError:
-            transaction_parts.read_open(self._cluster.store, self._producer.ref)  # home knows of another driver
+            transaction_parts.read_open(self._cluster.store, self._producer.ref)  # raises if this driver is fenced
             raise
         return batches
 
     def _abort(self) -> None:
         try:
             transaction_parts.abort(self._cluster, self._producer.ref)
-        except InvalidTxnStateError:  # it was committed: only the answer was lost
+        except InvalidTxnStateError:  # the transaction was committed, and only the response was lost
             self._over()
         except ProducerFencedError:  # this run of the query stays fenced
             self._keep()
@@ -250,7 +253,7 @@ class BatchTransaction:
             self._over()
 
     def _over(self) -> None:
-        """The transaction has ended: the next one has the next epoch (KIP-890)."""
+        """Raise the producer's epoch at the end of a transaction (KIP-890), and keep the producer for the next one."""
         ref = self._producer.ref
         self._producer.ref = ProducerRef(ref.producer_id, ref.epoch + 1)
         self._keep()
@@ -279,24 +282,24 @@ def batch_transaction(
     batch_id: int | None = None,
     checkpoint: str | None = None,
 ) -> BatchTransaction:
-    """A transaction of the micro-batch, for a `with` block in foreachBatch. All rows given to its `write` become
-    visible together at the end of the block, exactly once, also if the batch is replayed after a crash. Persist the
+    """Return a transaction of the micro-batch, for a `with` block in foreachBatch. All rows of its `write` calls become
+    visible together at the end of the block, exactly once, even if the batch is replayed after a crash. Persist the
     batch if several writes compute it.
 
-    With `group_id`, the offsets at which the batch ends in the query's spark_log sources of this cluster are committed
-    for the group in the same transaction; the sources must not have option `group.id`, and the group must not have live
-    members. `transaction_timeout_ms` limits how long the transaction may be open after its first write; the default and
-    the maximum are transaction.max.timeout.ms. No reader waits for it.
+    With `group_id`, the same transaction commits the batch's end offsets in the query's spark_log sources of this
+    cluster to the group. The sources must not have option `group.id`, and the group must not have live members.
+    `transaction_timeout_ms` limits how long the transaction may be open after its first write; the default and the
+    maximum are transaction.max.timeout.ms. No reader waits for an open transaction.
 
-    Over Spark Connect, `batch_id` (the second argument of foreachBatch's function) and `checkpoint` (the query's option
-    checkpointLocation) are needed; a classic session ignores them, because Spark's JVM knows both.
+    Over Spark Connect, give `batch_id` (the second argument of foreachBatch's function) and `checkpoint` (the query's
+    option checkpointLocation). A classic session ignores them, because Spark's JVM knows both.
 
     Raises InvalidOptionError outside of foreachBatch, over Spark Connect without these two, and for a second
     transaction of the batch. Raises CheckpointMismatchError for a copied or rolled-back checkpoint, and for a batch
-    that the query wrote with `format("spark_log")` before. Raises ProducerFencedError if another driver runs the query,
-    and at the end of the block TransactionAbortableError if the transaction has timed out, and
-    TransactionCommitPendingError if it is committed and a data store has not appended its rows yet, which the replay of
-    the batch waits for.
+    that the query wrote with `format("spark_log")` before. Raises ProducerFencedError if another driver runs the query.
+    The end of the block raises TransactionAbortableError if the transaction has timed out, and
+    TransactionCommitPendingError if it is committed but a data store has not appended its rows yet; a replay of the
+    batch waits for that.
     """
     if transaction_timeout_ms is not None and transaction_timeout_ms <= 0:
         raise InvalidOptionError(f"transaction_timeout_ms {transaction_timeout_ms}: expected more than 0")

@@ -1,17 +1,17 @@
-"""Consume, transform, produce. The results of a function and the offsets of its records are in one transaction.
+"""Consumes, transforms and produces in transactions, each with the results of a function and the consumed offsets.
 
     poll -> begin -> transform(records, producer) -> send_offsets_to_transaction -> commit
      ^                    any error before the commit: abort, back to the first record of the poll        |
      +----------------------------------------------------------------------------------------------------+
 
-A record's results and the offset after it are committed together or not at all. So readers see each record transformed
-exactly once, however often the program is killed and however many members its group has.
+A record's results and the offset after it are committed together or not at all. So readers see the results of each
+record exactly once, however often the program is killed and however many members its group has.
 
 With `attempts`, a poll whose function keeps failing is run record by record, and a record that keeps failing becomes a
 dead letter (`record_retries.py`).
 
-After an abort the consumer has to seek back. The sent records are gone, but the consumer's position is after the
-consumed records, which would be skipped. The records of a share group are released.
+After an abort the sent records are gone, but the consumer's position is after the consumed records. So the consumer
+seeks back: otherwise the loop would skip these records. The records of a share group are released.
 """
 
 import logging
@@ -66,7 +66,7 @@ class Totals:
     """The counts of a loop."""
 
     records: int = 0
-    """The number of records consumed in committed transactions."""
+    """The number of records that committed transactions have consumed."""
     transactions: int = 0
     """The number of committed transactions."""
     aborted: int = 0
@@ -89,16 +89,17 @@ class TransactionalLoop:
     >>> with consumer, producer: TransactionalLoop(consumer, producer).run(bill)        # doctest: +SKIP
 
     The consumer subscribes as a member of a group, without automatic commits, to topics of the producer's cluster. Its
-    max_poll_records limits a transaction. Its consumer_timeout_ms ends the loop after that time without a record,
-    counted from when the group has assigned its partitions.
+    max_poll_records limits a transaction. Its consumer_timeout_ms ends the loop after that time without a record; the
+    time begins when the group has assigned partitions.
 
-    **One transactional_id per process.** It need not be tied to partitions. A member that has lost a partition cannot
-    commit its offset, so its whole transaction fails, whatever its id (KIP-447). Processes that run at the same time
-    need different ids, or they fence each other. A restart with the same id aborts at once what the last run left
-    open. A new id at each start is correct too, since no reader sees the open transaction, and it times out.
+    **One transactional_id per process.** The id need not be tied to partitions. A member that has lost a partition
+    cannot commit the partition's offset, so its whole transaction fails, whatever its id (KIP-447). Processes that run
+    at the same time need different ids, or they fence each other. A restart with the same id aborts the transaction
+    that the last run left open. A new id at each start is correct too: no reader sees the open transaction; it times
+    out.
 
-    With a ShareConsumer in explicit mode, the acknowledgements of the records are part of the transaction instead of
-    offsets: a record that the function does not acknowledge is accepted. There is no order of records then.
+    With a ShareConsumer in explicit mode, the transaction contains acknowledgements of the records instead of offsets.
+    A record that the function does not acknowledge is accepted. Records then have no order.
 
     Not thread-safe, except `stop`. The caller closes the consumer and the producer. When the consumer leaves
     the group, the other members take over at once.
@@ -107,8 +108,8 @@ class TransactionalLoop:
     def __init__(self, consumer: Consumer | ShareConsumer, producer: Producer, *, retries: int = 5) -> None:
         """Check the settings of the consumer and the producer.
 
-        `retries` is how often the same records are tried again before the error of the last try is raised. Raises
-        ValueError that names the setting that does not fit, and TypeError for another kind of consumer or producer.
+        The same records are tried again at most `retries` times; then the error of the last try is raised. Raises
+        ValueError for a setting that does not fit, and TypeError for another kind of consumer or producer.
         """
         for name, given, kinds in (("consumer", consumer, (Consumer, ShareConsumer)), ("producer", producer, Producer)):
             if not isinstance(given, kinds):
@@ -151,15 +152,15 @@ class TransactionalLoop:
         passed without a record.
 
         An error of `transform` is raised after its transaction has been aborted. Then no reader sees its results, and
-        none of these records is consumed. ProducerFencedError (another producer has this transactional_id) and errors
-        that a retry cannot fix are raised too. The loop retries, with pauses, after a lost session or partition
-        (CommitFailedError), a transaction that has timed out (TransactionAbortableError), and retriable errors.
+        none of its records is consumed. ProducerFencedError (another producer has this transactional_id) and other
+        errors that a retry cannot fix are raised too. The loop retries, with pauses, after a lost session or partition
+        (CommitFailedError), a transaction timeout (TransactionAbortableError), and retriable errors.
 
-        With `attempts`, records whose function fails are tried again, after pauses of `backoff_ms` (the first, and the
-        largest; they double); other partitions go on meanwhile. After `attempts` tries of a poll its records run one by
-        one, up to `attempts` times each. A record that still fails is sent to `dead_letter_topic`, in one transaction
-        with its offset; without such a topic its error is raised. No later record of the partition runs before, so
-        records of a key stay in order.
+        With `attempts`, records for which the function fails are tried again. The pauses double from the first value of
+        `backoff_ms` to the second; other partitions go on meanwhile. After `attempts` tries of a poll, its records are
+        processed one by one, up to `attempts` times each. If a record still fails, one transaction sends it to
+        `dead_letter_topic` and commits its offset; without such a topic its error is raised. No later record of the
+        partition is processed before, so records of a key stay in order.
         Raises ValueError for settings that do not fit, and UnknownTopicOrPartitionError for the topic.
         """
         if attempts is None:
@@ -176,15 +177,15 @@ class TransactionalLoop:
             self._record_retries = None
 
     def run_arrow(self, transform: TableTransform) -> Totals:
-        """Do the same as `run`, with all records of a poll as one Arrow table with the columns of
+        """Do the same as `run`, but pass all records of a poll as one Arrow table, with the columns of
         `Consumer.poll_arrow`.
 
-        See `Producer.send_table`. A transaction takes the available records, up to fetch_max_bytes.
+        To send tables, see `Producer.send_table`. A transaction takes the available records, up to fetch_max_bytes.
         """
         return self._run(self._poll_table, transform)
 
     def stop(self) -> None:
-        """Finish the current transaction and return from `run`. Other threads and signal handlers may call it."""
+        """Let `run` return after the current transaction. Other threads and signal handlers may call this."""
         self._stop.set()
 
     def _run(self, poll: Callable[[], Polled | None], transform: Callable[[Any, Producer], object]) -> Totals:
@@ -243,7 +244,7 @@ class TransactionalLoop:
         )
 
     def _transact(self, polled: Polled, transform: Callable[[Any, Producer], object]) -> None:
-        """Run one transaction. After an error it is aborted, and the consumer is at its position before the poll."""
+        """Run one transaction. After an error, abort it and set the consumer back to its position before the poll."""
         try:
             self._producer.begin_transaction()
             self._fill(polled, transform)
@@ -266,13 +267,13 @@ class TransactionalLoop:
             raise
 
     def _commit(self) -> None:
-        """Commit. An error means that the transaction is not committed, and will not be. Returns also if it is
-        committed, and a data store has not followed after some tries, or a stop: the next transaction waits for that.
+        """Commit the transaction. An error means that it is not committed and never will be. If a data store has not
+        appended its rows after some tries, or at a stop, return too: the next transaction waits for that.
         """
         for failures in range(1, self._retries + 2):
             try:
                 self._producer.commit_transaction()
-            except TransactionCommitPendingError as error:  # it is committed: the call waits for the data stores
+            except TransactionCommitPendingError as error:  # committed, but a data store has not appended its rows
                 logger.warning("%s: committed, and not in all stores yet: %s", self._name, error)
                 self._pause(failures)
                 if self._stop.is_set():
@@ -286,9 +287,7 @@ class TransactionalLoop:
         self._abort()
 
     def _abort(self) -> bool:
-        """Abort. Returns False if there was nothing to abort because a commit had succeeded and its
-        response was lost.
-        """
+        """Abort the transaction. Return False if it was committed, and only the response of the commit was lost."""
         for failures in range(1, self._retries + 2):
             try:
                 self._producer.abort_transaction()
@@ -310,7 +309,7 @@ class TransactionalLoop:
         self._tried = poll.tried
         polled = source.poll_records(poll.timeout_ms, max_records=poll.max_records, without=poll.without)
         if polled is None and poll.tried is not None:
-            if source.is_at_end(poll.tried):  # its records are gone
+            if source.is_at_end(poll.tried):  # the records to try again no longer exist
                 retries.go_on(poll.tried)
             else:
                 retries.try_later(poll.tried, self._settings.retry_backoff_ms / 1000)
@@ -324,7 +323,7 @@ class TransactionalLoop:
         return 0 <= timeout_ms <= silent_s * 1000
 
     def _pause(self, failures: int) -> None:
-        """Wait, longer with every failure. A stop ends the wait."""
+        """Wait, twice as long after each failure. A stop ends the wait."""
         self._stop.wait(self._pause_s(failures))
 
     def _pause_s(self, failures: int) -> float:
@@ -340,7 +339,7 @@ class TransactionalLoop:
 
 
 class _Sending:
-    """The producer that the function gets. Only the loop can begin and end transactions."""
+    """The producer that the function gets. It refuses to begin and end transactions, which the loop does."""
 
     def __init__(self, producer: Producer) -> None:
         self._producer = producer

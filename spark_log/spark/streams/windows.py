@@ -1,4 +1,4 @@
-"""Aggregates over windows of event time, which are Spark's own with checked arguments, and counts of late records."""
+"""Aggregates over Spark's windows of event time, with checked arguments, and counts late records."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from spark_log.spark.streams.aggregation import Aggregate, columns_of
 from spark_log.text import parse_sql_interval_ms
 
 START, END = "window_start", "window_end"
-"""Columns of the result, timestamps: a window is [start, end)."""
+"""Timestamp columns of the result. A window is [start, end)."""
 
 
 @dataclass(frozen=True)
 class Tumbling:
-    """Windows of one size without gaps and overlaps. Each record is in one window."""
+    """Windows of one size without gaps or overlaps. Each record is in exactly one window."""
 
     size: str
     """An interval such as "1 hour"."""
@@ -33,7 +33,7 @@ class Tumbling:
 
 @dataclass(frozen=True)
 class Sliding:
-    """Windows of one size, of which one begins every `slide`. Each record is in about size / slide windows."""
+    """Windows of one size that begin every `slide`. Each record is in about size / slide windows."""
 
     size: str
     slide: str
@@ -50,9 +50,7 @@ class Sliding:
 
 @dataclass(frozen=True)
 class Session:
-    """Windows from the first record of a group to `gap` after its last one. A window ends when no record comes for
-    `gap`.
-    """
+    """Windows of a group's records that are less than `gap` apart. A window ends `gap` after its last record."""
 
     gap: str
 
@@ -74,15 +72,15 @@ def windowed(
     aggregates: Sequence[Aggregate],
     watermark: str | None = None,
 ) -> DataFrame:
-    """Return columns window_start, window_end, `by` and the aggregates, with one row for each window and group with
-    records.
+    """Return the columns window_start, window_end, `by` and the aggregates, with one row for each window and group that
+    has records.
 
     `time` is a column of type timestamp. Records without a time are in no window. In output mode append, a row is
     emitted once, when its window's end is `watermark` ("10 minutes", "0 seconds") behind the newest event time of
-    earlier batches. Later records of the window are dropped and counted (`late_records`). In mode update, a row is
-    emitted whenever it has changed. Without a watermark no window ends, so the state grows without bound, and Spark
-    refuses mode append. `frame` may be a batch frame. Aggregates are columns, or texts such as "mean(delay) as
-    mean_delay". Raises InvalidOptionError.
+    earlier batches. Records of the window that arrive after that are dropped and counted (`late_records`). In mode
+    update, a row is emitted whenever it has changed. Without a watermark no window ends, so the state grows without
+    bound, and Spark refuses mode append. `frame` may be a batch frame. Aggregates are columns, or texts such as
+    "mean(delay) as mean_delay". Raises InvalidOptionError.
     """
     check_time(frame, time)
     columns = columns_of(frame, [*by], aggregates)
@@ -95,23 +93,22 @@ def windowed(
 
 
 def late_records(query: StreamingQuery) -> int:
-    """Return the number of rows that the query dropped in its last batches because they came after the watermark.
+    """Return the number of rows later than the watermark that the query dropped in its last 100 batches.
 
-    The last batches are those in Spark's recentProgress, which are 100. The number is Spark's count
-    (numRowsDroppedByWatermark). In an aggregation, each task first combines the records of one window and group into
-    one row, so a dropped row may stand for several records.
+    Spark counts the rows (numRowsDroppedByWatermark in recentProgress). In an aggregation, each task first combines the
+    records of one window and group into one row, so a dropped row may stand for several records.
     """
     return sum(late_in(progress) for progress in query.recentProgress)
 
 
 def late_in(progress: Any) -> int:
-    """Return `late_records` of one batch."""
+    """Return the number of rows that were dropped in one batch because they were later than the watermark."""
     return sum(operator.numRowsDroppedByWatermark for operator in progress.stateOperators)
 
 
 def parse_interval(name: str, text: str) -> int:
-    """Return the milliseconds >= 0 of an interval such as "10 minutes". Raises InvalidOptionError that names `name` and
-    the value.
+    """Parse an interval such as "10 minutes" to milliseconds >= 0. Raises InvalidOptionError that names `name` and the
+    value.
     """
     try:
         return parse_sql_interval_ms(text)

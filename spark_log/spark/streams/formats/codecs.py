@@ -1,11 +1,11 @@
-"""Values to columns and back: JSON, Avro, Protobuf. DataFrame -> DataFrame, in batches and streams. JSON and Avro use
-Spark's functions (Avro's are in a JAR), Protobuf runs in Spark's Python workers (extra `protobuf` of spark-log).
+"""Decodes values to columns and encodes them back, as JSON, Avro or Protobuf, in batch and streaming frames. JSON and
+Avro use Spark's functions (Avro's are in a JAR). Protobuf runs in Spark's Python workers (extra `protobuf`).
 
 >>> flights = decode(records, Json("carrier STRING, delay INT"))                        # doctest: +SKIP
 >>> valid(flights).select("value.carrier", "offset")                                    # doctest: +SKIP
 >>> dead_letters(flights)                    # the bad records, with the reason          # doctest: +SKIP
 
-These values are bad. A null value is not bad: it is a tombstone, and stays null.
+The following values are bad. A null value is not bad: it is a tombstone, and stays null.
 
     Json       bytes that are not UTF-8; text that is not exactly one JSON object (RFC 8259); a field whose value does
                not have the schema's type by the rules of from_json: text for a number, a fraction for an integer and
@@ -42,10 +42,10 @@ _BARE, _PARSED = "_spark_log_bare", "_spark_log_parsed"
 
 @dataclass(frozen=True)
 class Confluent:
-    """Confluent's wire format: a zero byte, the schema's id (4 bytes, big-endian), then the message. A Protobuf message
-    is preceded by its index in the schema's file: a zero byte for the first message, which is the usual one.
+    """Confluent's wire format: a zero byte, the schema's id (4 bytes, big-endian), then the message. In front of a
+    Protobuf message is its index in the schema's file: a zero byte for the first message, the usual one.
 
-    `schema_id`: required for encoding. Decoding accepts messages of this schema only, or of any schema if it is None.
+    Encoding requires `schema_id`. Decoding accepts messages of this schema only, or of any schema if it is None.
     """
 
     schema_id: int | None = None
@@ -56,14 +56,14 @@ class Confluent:
 
     @property
     def begin(self) -> bytes:
-        """The first bytes of a message, as far as they are known."""
+        """The first bytes of every message: the zero byte, and the schema's id if it is set."""
         return b"\0" if self.schema_id is None else b"\0" + self.schema_id.to_bytes(4, "big")
 
 
 @dataclass(frozen=True)
 class Json:
-    """JSON objects. `schema`: DDL or a StructType, which only decoding requires. `options`: of from_json and to_json,
-    such as timestampFormat.
+    """JSON objects. `schema` is DDL or a StructType, and required for decoding. `options` are those of from_json and
+    to_json, such as timestampFormat.
     """
 
     schema: str | StructType | None = None
@@ -73,7 +73,7 @@ class Json:
 
 @dataclass(frozen=True)
 class Avro:
-    """Avro records. `schema`: the record's schema as JSON text."""
+    """Avro records. `schema` is the record's schema as JSON text."""
 
     schema: str
     framing: Confluent | None = None
@@ -81,8 +81,8 @@ class Avro:
 
 @dataclass(frozen=True)
 class Protobuf:
-    """Protobuf messages. `message`: its full name, as "shop.Order". `descriptor`: a descriptor set (protoc
-    --include_imports --descriptor_set_out), its path or its bytes. `protobuf.py` lists the types of the columns.
+    """Protobuf messages. `message` is the full name, such as "shop.Order". `descriptor` is the path or the bytes of a
+    descriptor set (protoc --include_imports --descriptor_set_out). `protobuf.py` lists the types of the columns.
     """
 
     message: str
@@ -104,8 +104,8 @@ Codec = Json | Avro | Protobuf
 
 
 def decode(frame: DataFrame, codec: Codec, column: str = "value") -> DataFrame:
-    """Replace `column` (binary or string) by a struct of the schema's fields, null where it was null or is bad, and add
-    the columns `raw` (binary) and `error` (string).
+    """Replace `column` (binary or string) by a struct of the schema's fields, which is null if the value is null or
+    bad. Add the columns `raw` (binary) and `error` (string).
 
     Raises InvalidOptionError for an invalid schema or column, and InvalidConfigurationError if the JAR or package that
     the codec needs is missing.
@@ -150,10 +150,10 @@ def encode(
     timestamp: str | Column | None = None,
     partition: str | Column | None = None,
 ) -> DataFrame:
-    """Records as `format("spark_log")` writes them: value, and key, headers, timestamp, partition if they are given.
+    """Return the records that `format("spark_log")` writes: value, and key, headers, timestamp and partition if given.
 
-    `value`: a struct (null becomes null, a tombstone), or the names of the columns to encode; by default all columns.
-    `key`: string or binary. Null fields are left out of JSON. Raises InvalidOptionError, InvalidConfigurationError if
+    `value` is a struct (a null struct becomes a tombstone), or the names of the columns to encode; by default all.
+    `key` is string or binary. Null fields are left out of JSON. Raises InvalidOptionError, InvalidConfigurationError if
     the JAR or package that the codec needs is missing, and Spark's errors if the columns do not fit the schema.
     """
     payload = payload_of(frame, value)
@@ -166,7 +166,7 @@ def encode(
 
 
 def payload_of(frame: DataFrame, value: str | Column | Sequence[str] | None) -> Column:
-    """The struct that argument `value` of `encode` stands for."""
+    """Return the struct that the argument `value` of `encode` means."""
     if isinstance(value, str | Column):
         return from_column(value)
     return sf.struct(*(frame.columns if value is None else value))
@@ -178,7 +178,7 @@ def record_columns(
     timestamp: str | Column | None,
     partition: str | Column | None,
 ) -> dict[str, Column]:
-    """The columns of a record besides value that are given."""
+    """Return the given columns of a record, without value."""
     columns = dict[str, Column]()
     if key is not None:
         columns["key"] = from_column(key)
@@ -222,7 +222,7 @@ def _schema_of(codec: Json) -> StructType:
 
 
 def encoded(frame: DataFrame, payload: Column, codec: Codec) -> Column:
-    """The bytes of a struct, without framing."""
+    """Return the encoded bytes of a struct, without framing."""
     match codec:
         case Json():
             return json_text(frame, payload, codec.options).cast(BinaryType())
@@ -237,7 +237,7 @@ def encoded(frame: DataFrame, payload: Column, codec: Codec) -> Column:
 
 
 def _message_indexes(codec: Codec) -> bytes:
-    """The bytes between Confluent's schema id and the message."""
+    """Return the bytes between Confluent's schema id and the message."""
     if not isinstance(codec, Protobuf):
         return b""
     with needing("Protobuf", "protobuf"):
@@ -246,7 +246,7 @@ def _message_indexes(codec: Codec) -> bytes:
 
 
 def _framed(raw: Column, codec: Codec) -> Column | None:
-    """Condition: the bytes have the codec's framing. None for a codec without framing."""
+    """Return the condition that the bytes have the codec's framing, or None for a codec without framing."""
     if codec.framing is None:
         return None
     begin, indexes = codec.framing.begin, _message_indexes(codec)

@@ -1,4 +1,4 @@
-"""`json_text` is Spark's to_json that keeps the microseconds of timestamps."""
+"""Converts columns to JSON like Spark's to_json, but with the microseconds of timestamps."""
 
 from collections.abc import Mapping
 from functools import reduce
@@ -9,20 +9,20 @@ from pyspark.sql import types as st
 
 _LOCAL_FORMAT = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
 TIMESTAMP_FORMAT = f"{_LOCAL_FORMAT}XXX"
-"""The default of to_json has milliseconds, and cuts off the rest."""
+"""The format with microseconds. The default format of to_json truncates timestamps to milliseconds."""
 _WITH_SECONDS_OF_ZONE = f"{_LOCAL_FORMAT}XXXXX"
-"""Also has the seconds of local mean times. Spark refuses it with spark.sql.legacy.timeParserPolicy=LEGACY."""
+"""Also has the seconds of a zone's offset (local mean time). spark.sql.legacy.timeParserPolicy=LEGACY refuses it."""
 _OPTIONS = {st.TimestampType: "timestampFormat", st.TimestampNTZType: "timestampNTZFormat"}
-"""The option of to_json with the format of the values of each type."""
+"""The option of to_json with the format of each timestamp type."""
 _Types = tuple[type[st.DataType], ...]
 
 
 def json_text(frame: DataFrame, column: Column, options: Mapping[str, str] | None = None) -> Column:
-    """Return a struct, array or map of the columns of `frame` as JSON. `options` are those of to_json.
+    """Return a struct, array or map over the columns of `frame` as JSON. `options` are those of to_json.
 
-    If a timestamp in it has microseconds, all of its timestamps have six digits after the point. Otherwise the text is
-    that of to_json, with three: so a key that to_json wrote without a loss stays the same. A format in `options`
-    prevails.
+    If a timestamp in the value has microseconds, all its timestamps have six digits after the point. Otherwise they
+    have three, as to_json writes them: so a key that to_json wrote without loss stays the same. A format in `options`
+    has precedence.
     """
     to_json_options = dict(options or {})
     named = set(map(str.lower, to_json_options))
@@ -36,7 +36,7 @@ def json_text(frame: DataFrame, column: Column, options: Mapping[str, str] | Non
 
 
 def _format(frame: DataFrame, timestamp: type[st.DataType]) -> str:
-    """Return the pattern that has the microseconds of values of a type of timestamps."""
+    """Return the pattern with microseconds for a timestamp type."""
     if timestamp is st.TimestampNTZType:
         return _LOCAL_FORMAT
     policy = frame.sparkSession.conf.get("spark.sql.legacy.timeParserPolicy") or ""
@@ -44,7 +44,7 @@ def _format(frame: DataFrame, timestamp: type[st.DataType]) -> str:
 
 
 def _contains(kind: st.DataType, timestamps: _Types) -> bool:
-    """Whether values of a type contain timestamps of these types, other than as keys of maps."""
+    """Whether values of a type contain timestamps of these types. Keys of maps do not count."""
     match kind:
         case st.StructType():
             return any(_contains(field.dataType, timestamps) for field in kind.fields)
@@ -56,7 +56,7 @@ def _contains(kind: st.DataType, timestamps: _Types) -> bool:
 
 
 def _has_microseconds(column: Column, kind: st.DataType, timestamps: _Types) -> Column:
-    """Return the condition that one of the timestamps of these types in a column is not a whole millisecond."""
+    """Return the condition that a timestamp of these types in a column has microseconds beyond its milliseconds."""
     match kind:
         case st.StructType():
             if len(set(map(str.lower, kind.names))) < len(kind.names):  # fields with such names cannot be selected

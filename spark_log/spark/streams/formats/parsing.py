@@ -1,8 +1,8 @@
-"""Parsers that turn bytes into columns and detect bad bytes.
+"""Parses bytes to columns, and detects bad bytes.
 
-Spark's parsers stop at the end of a value and ignore what follows, and its Avro parser returns the same nulls for bad
-bytes as for a record of nulls. Therefore an envelope around the value is parsed. It is complete only if the value fills
-its place exactly.
+Spark's parsers stop at the end of a value and ignore the bytes that follow, and its Avro parser returns the same nulls
+for bad bytes as for a record of nulls. Therefore the value is parsed inside an envelope. The envelope is complete only
+if the value fills its place exactly.
 """
 
 import json
@@ -21,15 +21,15 @@ from spark_log.errors import InvalidConfigurationError, InvalidOptionError
 _PERMISSIVE = {"mode": "PERMISSIVE"}
 _CORRUPT = "corrupt"
 _SHOWN_MAX = 100
-"""Characters of a bad value that are shown in the reason."""
+"""Number of characters of a bad value that the reason shows."""
 
 _END = uuid.uuid4().bytes
-"""Follows the Avro record in its envelope. Writers of records cannot know it."""
+"""The bytes that follow the Avro record in its envelope. Writers of records cannot know them."""
 
 
 class Parser(NamedTuple):
-    """`parsed` turns the bytes into a struct, from which `value` takes the value. `reason(bytes, parsed)` is for bytes
-    that are not null: the reason why they are bad, null if they are valid.
+    """`parsed` parses bytes to a struct, and `value` returns the value in the struct. `reason(bytes, parsed)` returns
+    why bytes are bad, or null if they are valid; the bytes must not be null.
     """
 
     parsed: Callable[[Column], Column]
@@ -42,12 +42,12 @@ def from_column(given: str | Column) -> Column:
 
 
 def column_named(name: str) -> Column:
-    """Return the column of this name, in which a dot is not the path to a field."""
+    """Return the column of this name. A dot in the name is no path to a field."""
     return sf.col(f"`{name.replace('`', '``')}`")
 
 
 def avro_parser(schema: str) -> Parser:
-    """InvalidOptionError unless the schema is that of a record."""
+    """Return the parser of Avro records. Raises InvalidOptionError unless the schema is that of a record."""
     try:
         record = json.loads(schema)
         if not isinstance(record, dict) or record.get("type") != "record":
@@ -71,9 +71,10 @@ def avro_parser(schema: str) -> Parser:
 
 
 def json_parser(schema: StructType, options: Mapping[str, str]) -> Parser:
-    """A text T is exactly one JSON object if {"name":[T,{"end":""}]} parses to an array of T and the end.
+    """Return the parser of JSON objects. A text T is exactly one JSON object if {"name":[T,{"end":""}]} parses to an
+    array of T and the end.
 
-    Writers of records cannot know the names, so no T closes the array and the object and continues them.
+    Writers of records cannot know the names `name` and `end`, so no T can close the array and continue the envelope.
     """
     name, end = uuid.uuid4().hex, uuid.uuid4().hex
     items = ArrayType(StructType([*schema.fields, StructField(end, StringType())]))
@@ -129,16 +130,16 @@ def _member(text: Column, name: str) -> Column:
 
 
 def _reason(text: str, shown: Column) -> Column:
-    """Null if `shown` is null."""
+    """Return the text followed by the shown value, or null if `shown` is null."""
     return sf.concat(sf.lit(text), shown.substr(1, _SHOWN_MAX))
 
 
 IsNull = Callable[[Column], Column]
-"""Whether a value contains a null that the schema forbids; false for a value that is null itself."""
+"""Tells whether a value contains a null that the schema forbids; false for a value that is null itself."""
 
 
 def _forbidden_nulls(kind: DataType, path: str = "") -> list[tuple[str, IsNull]]:
-    """Each place that is NOT NULL in the schema, which from_json does not check."""
+    """Return the places that are NOT NULL in the schema, with their checks, because from_json does not check them."""
     match kind:
         case StructType():
             return [
@@ -171,7 +172,7 @@ def _of_items(items: Callable[[Column], Column], is_null: IsNull) -> IsNull:
 
 @contextmanager
 def needing_avro(spark: SparkSession) -> Iterator[None]:
-    """Raises InvalidConfigurationError, which says what to do, if Spark lacks Avro's functions."""
+    """Convert Spark's error for missing Avro functions to an InvalidConfigurationError that says what to do."""
     try:
         yield
     except AnalysisException as error:

@@ -1,6 +1,6 @@
-"""Protobuf messages to columns and back, in Spark's Python workers. It needs no JAR: the descriptor set is sent with
-the function, and each worker creates the message's class once. In columns to encode, fields may be missing or have
-narrower types.
+"""Converts Protobuf messages to columns and back, in Spark's Python workers. It needs no JAR: the descriptor set is
+sent with the function, and each worker creates the message's class once. In columns to encode, fields may be missing or
+have narrower types.
 
 The column types of a message:
 
@@ -61,7 +61,7 @@ _SCALARS: dict[int, st.DataType] = {
 
 
 def schema_of(message: Descriptor, path: str = "", within: tuple[str, ...] = ()) -> st.StructType:
-    """The message as a struct. InvalidOptionError names a field that cannot be a column."""
+    """Return the struct type of a message. Raises InvalidOptionError for a field that cannot be a column."""
     place = f"field {path}: " if path else ""
     if message.full_name in within:
         raise InvalidOptionError(f"{place}a message that contains itself, {message.full_name}, cannot be a column")
@@ -87,7 +87,7 @@ def _single(field: FieldDescriptor, path: str, within: tuple[str, ...]) -> st.Da
 
 
 def protobuf_parser(name: str, descriptor_set: bytes) -> Parser:
-    """InvalidOptionError for an invalid descriptor, message or field."""
+    """Return the parser of a message. Raises InvalidOptionError for an invalid descriptor, message or field."""
     schema = schema_of(message_class(name, descriptor_set).DESCRIPTOR)
     result = st.StructType().add("value", schema).add("error", st.StringType())
     arrow = to_arrow_type(result, timezone="UTC")
@@ -101,7 +101,7 @@ def protobuf_parser(name: str, descriptor_set: bytes) -> Parser:
 
 
 def protobuf_payload(frame: DataFrame, payload: Column, name: str, descriptor_set: bytes) -> Column:
-    """The encoded messages. InvalidOptionError if the payload's columns do not fit the message."""
+    """Return the encoded messages. Raises InvalidOptionError if the payload's columns do not fit the message."""
     schema = schema_of(message_class(name, descriptor_set).DESCRIPTOR)
     payload_type = frame.select(payload.alias("value")).schema["value"].dataType
     payload = converted(payload, payload_type, fitted(payload_type, schema, "value"))
@@ -115,7 +115,7 @@ def protobuf_payload(frame: DataFrame, payload: Column, name: str, descriptor_se
 
 
 def messages_of(values: pa.Array, kind: Descriptor) -> list[Any]:
-    """The messages of an array of structs, None for null. InvalidRecordError names a field that refuses its value."""
+    """Convert an array of structs to messages, null to None. Raises InvalidRecordError for an invalid field value."""
     names = [each.name for each in values.type]
     columns = [
         _of_field(column, kind.fields_by_name[name]) for name, column in zip(names, values.flatten(), strict=True)
@@ -154,7 +154,7 @@ def _of_field(array: pa.Array, field: FieldDescriptor) -> list[Any]:
 
 
 def _lists(array: pa.ListArray, flat: Iterable[Any], make: Callable[[Iterable[Any]], Any]) -> list[Any]:
-    """The flat values as the lists or maps of `array`."""
+    """Split the flat values into the lists or maps of `array`."""
     values = iter(flat)
     return [
         None if length is None else make(islice(values, length)) for length in pc.list_value_length(array).to_pylist()
@@ -180,7 +180,7 @@ def _of_values(array: pa.Array, field: FieldDescriptor) -> list[Any]:
 
 
 def _number(name: str | None, enum: EnumDescriptor) -> int | str | None:
-    """The number of an enum's value; unchanged text if there is none, which the message refuses."""
+    """Return the number of an enum's value. Without one, return the text unchanged, which the message refuses."""
     if name in enum.values_by_name:
         return int(enum.values_by_name[name].number)
     return int(name) if name is not None and not enum.is_closed and re.fullmatch("-?[0-9]+", name) else name

@@ -1,5 +1,5 @@
-"""Structs of a DataFrame as those of a schema: fields by name without regard to case, each of the same or a narrower
-type.
+"""Converts structs of a DataFrame to those of a schema. Fields match by name without regard to case, and have the same
+or a narrower type.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from pyspark.sql import types as st
 from spark_log.errors import InvalidOptionError
 
 _INTEGERS: tuple[type[st.DataType], ...] = (st.ByteType, st.ShortType, st.IntegerType, st.LongType)
-"""Each fits into those that follow."""
+"""Integer types. The values of each type fit into the types that follow."""
 _DIGITS = dict(zip(_INTEGERS, (3, 5, 10, 19), strict=True))
 
 
 def fitted(source: st.DataType, target: st.DataType, path: str) -> st.DataType:
-    """`target` without the fields that `source` lacks. InvalidOptionError names a field that `target` lacks or that
-    does not fit.
+    """Return `target` without the fields that `source` lacks. Raises InvalidOptionError for a field that `target`
+    lacks, or whose type does not fit.
     """
     match source, target:
         case st.StructType(), st.StructType():
@@ -54,8 +54,8 @@ def _fields(source: st.StructType, target: st.StructType, path: str) -> list[st.
 
 
 def _key_of_names(target: st.StructType) -> Callable[[str], str]:
-    """Return the function whose results are compared. Names have no case, unless fields of `target` differ only in it,
-    which a Protobuf message allows.
+    """Return the function that maps a name to its key for comparison. Case does not count, unless names of `target`
+    differ only in it, which Protobuf allows.
     """
     return str.lower if len(set(map(str.lower, target.names))) == len(target.names) else str
 
@@ -77,7 +77,7 @@ def _fits(source: st.DataType, target: st.DataType) -> bool:
 
 
 def converted(column: Column, source: st.DataType, target: st.DataType) -> Column:
-    """The column as `target`: missing fields are null, and fields that it does not have are left out."""
+    """Return the column as type `target`. Missing fields are null, and fields that `target` lacks are left out."""
     if _same(source, target):
         return column
     match source, target:

@@ -1,4 +1,4 @@
-"""`typed`: records for a topic with typed columns, whose values and keys Spark encodes from columns of a DataFrame."""
+"""Encodes columns of a DataFrame to values and keys for topics with typed columns, in Spark."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _JSON_OPTIONS = {"timestampFormat": TIMESTAMP_FORMAT, "timeZone": "UTC"}
 
 _PREFIX = "_spark_log_"
-"""Of the columns before they are encoded."""
+"""Prefix of the columns before they are encoded."""
 
 
 def typed(
@@ -41,16 +41,16 @@ def typed(
     timestamp: str | Column | None = None,
     partition: str | Column | None = None,
 ) -> DataFrame:
-    """Records for a topic with typed columns, as `encode` makes them, with `value` in the topic's value.format, and
-    with `key` in its key.format if it has one: so they fit their columns.
+    """Return records for a topic with typed columns, like `encode`. `value` is encoded in the topic's value.format, and
+    `key` in its key.format if it has one, so that they fit the topic's columns.
 
-    `cluster`: an address or an open Cluster. The other arguments are those of `encode`. Columns are fields of
-    value.schema by name, without regard to case; their types may be narrower (INT for BIGINT). A field that is missing
-    is null. If the topic has key.format, `key` may be a struct or a list of columns, to which the same applies with
-    key.schema; a column of text or bytes is the key as it is.
+    `cluster` is an address or an open Cluster. The other arguments are those of `encode`. Columns are fields of
+    value.schema by name, without regard to case; their types may be narrower (INT for BIGINT). A missing field is null.
+    If the topic has key.format, `key` may be a struct or a list of columns, which are fields of key.schema in the same
+    way. A column of text or bytes is the key as it is.
 
-    Raises InvalidOptionError that names a column which the schema does not have, or whose type does not fit;
-    InvalidConfigurationError for a topic without typed values or with framing, or if a JAR or package is missing.
+    Raises InvalidOptionError for a column that the schema lacks, or whose type does not fit. Raises
+    InvalidConfigurationError for a topic without typed values, with framing or an envelope, or if a package is missing.
     """
     given = None if key is None else payload_of(frame, key)
     return typed_records(frame, _topic(cluster, topic), value, record_columns(given, headers, timestamp, partition))
@@ -59,7 +59,7 @@ def typed(
 def typed_records(
     frame: DataFrame, topic: "Topic", value: str | Column | Sequence[str] | None, others: Mapping[str, Column]
 ) -> DataFrame:
-    """As `typed`. `others`: the columns besides value."""
+    """Do the same as `typed`, for an opened topic. `others` are the columns without value."""
     columns = {"value": payload_of(frame, value), **others}
     types = {field.name: field.dataType for field in frame.select(*_named(columns)).schema}
     plans = {"value": _plan(topic, VALUE)}
@@ -82,14 +82,14 @@ def _named(columns: Mapping[str, Column]) -> list[Column]:
 
 
 class _Plan(NamedTuple):
-    """`struct` is the struct that is encoded."""
+    """How to encode keys or values: `codec` encodes structs of the type `struct`."""
 
     codec: Codec
     struct: st.StructType
 
 
 def _plan(topic: "Topic", part: TypedPart) -> _Plan:
-    """The encoding of the keys or values of a topic. InvalidConfigurationError if there is none."""
+    """Return the encoding of a topic's keys or values. Raises InvalidConfigurationError if Spark cannot write them."""
     columns = None if topic.columns is None else topic.columns.of(part.source)
     if columns is None:
         raise InvalidConfigurationError(
@@ -142,7 +142,7 @@ _AVRO_TYPES: dict[tuple[str, str], st.DataType] = {
 
 
 def _avro_struct(kind: AvroType, path: str) -> st.StructType:
-    """The struct from which to_avro makes records of this type. InvalidOptionError names a field of another type."""
+    """Return the struct type for to_avro. Raises InvalidOptionError for a field of a type that Spark cannot write."""
     return st.StructType(
         [
             st.StructField(name, _avro_column(part, f"{path}.{name}"))
