@@ -22,7 +22,7 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     partition: Annotated[int, msgspec.Meta(ge=0, le=_INT32_MAX)]
     replicas: Annotated[tuple[_BrokerId, ...], msgspec.Meta(min_length=1)]
     log_dirs: tuple[Literal["any"], ...] | None = None
-    """A replica goes to its broker's log dir with the fewest replicas."""
+    """Only "any" is allowed: a replica goes to its broker's log dir with the fewest replicas."""
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
@@ -49,7 +49,7 @@ def dump_assignments(assignments: Mapping[TopicPartition, Sequence[int]]) -> dic
 def parse_assignments(text: str) -> dict[TopicPartition, tuple[int, ...]]:
     """Return the assignments (broker ids by partition) of a JSON document.
 
-    Raises InvalidReplicationAssignmentError, which names the invalid field, also for unknown ones.
+    Raises InvalidReplicationAssignmentError for invalid and unknown fields. It names the field.
     """
     try:
         document = msgspec.json.decode(text, type=_Document)
@@ -67,7 +67,7 @@ def parse_assignments(text: str) -> dict[TopicPartition, tuple[int, ...]]:
 
 
 def _checked(where: str, entry: _Entry) -> TopicPartition:
-    """Return the partition of an entry."""
+    """Check an entry, and return its partition."""
     try:
         topic = validate_topic_name(entry.topic, f"{where}.topic")
     except InvalidTopicError as error:

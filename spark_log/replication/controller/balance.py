@@ -1,7 +1,7 @@
-"""Measures how evenly records and leaders are spread over brokers and log dirs, and which partitions cause an
+"""Measures how evenly records and leaders are spread over brokers and log dirs, and finds partitions that cause an
 imbalance.
 
-Pure, except for the queries that read the facts and the controller's task that elects preferred leaders.
+Pure, except for the queries, and the controller's task that elects preferred leaders.
 """
 
 from collections import Counter
@@ -23,15 +23,16 @@ from spark_log.metadata.store import Store
 from spark_log.replication.controller.controller import elect_preferred_leaders
 
 SKEW_RATIO = 1.5
-"""A partition with at least this many times its topic's mean is reported as skewed, and a broker with at least this
-many times the mean of the brokers as overloaded."""
+"""A partition of at least this many times its topic's mean is skewed. A broker with at least this many times the
+brokers' mean is overloaded.
+"""
 
 _LARGEST_MAX = 5
-"""The number of replicas that are listed for an overloaded broker."""
+"""The maximum number of replicas to list for an overloaded broker."""
 
 
 class ReplicaFacts(NamedTuple):
-    """A replica with the `bytes` and `records` of the segments that it holds, counted as in `cluster.usage`.
+    """A replica. `bytes` and `records` are those of its segments, counted as in `cluster.usage`.
 
     `file_bytes` counts only the segment files in its log dir, without the inline tail. `offset_lag` is the number of
     offsets that it lacks below the high watermark.
@@ -52,7 +53,7 @@ class ReplicaFacts(NamedTuple):
 class Load:
     """The load of a broker or a log dir: the bytes and records of its replicas, and their number.
 
-    `leaders` is the number of replicas that lead, and `preferred` the number of those that are preferred leaders.
+    `leaders` is the number of replicas that lead, and `preferred` the number of replicas that are preferred leaders.
     """
 
     bytes: int = 0
@@ -76,9 +77,9 @@ class Load:
 class BrokerBalance:
     """A broker's load, and the deviations of its bytes and records from the mean of all brokers, 0 if the mean is 0.
 
-    `led_elsewhere` are the partitions whose preferred leader this broker is and that it does not lead.
-    `imbalance_percent` is their share of the partitions whose preferred leader it is, as in Kafka. `largest` are the
-    replicas with the most bytes; it is empty unless the broker has at least SKEW_RATIO times the mean of the bytes.
+    `led_elsewhere` are the partitions that this broker does not lead, although it is their preferred leader.
+    `imbalance_percent` is their share of the partitions with this preferred leader, as in Kafka. `largest` are the
+    replicas with the most bytes of an overloaded broker (SKEW_RATIO), and empty for other brokers.
     """
 
     broker_id: int
@@ -93,9 +94,9 @@ class BrokerBalance:
 
 @dataclass(frozen=True)
 class Skew:
-    """A partition that is far larger than the mean of its topic.
+    """A partition that is much larger than the mean of its topic.
 
-    `ratio` is its size divided by the mean, in bytes or in records, whichever is larger.
+    `ratio` is its size divided by the mean. Of the ratios of bytes and of records, it is the larger one.
     """
 
     tp: TopicPartition
@@ -108,11 +109,11 @@ class Skew:
 class Balance:
     brokers: tuple[BrokerBalance, ...]
     skewed: tuple[Skew, ...]
-    """The worst first."""
+    """The skewed partitions, that with the largest ratio first."""
 
 
 def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int]) -> Balance:
-    """Compute the balance. `log_dirs` has the broker id of each log dir of the cluster, by log dir id."""
+    """Compute the balance. `log_dirs` maps the id of each log dir of the cluster to its broker id."""
     brokers = sorted(set(log_dirs.values()))
     of_dir: dict[int, list[ReplicaFacts]] = {log_dir_id: [] for log_dir_id in log_dirs}
     of_broker: dict[int, list[ReplicaFacts]] = {broker_id: [] for broker_id in brokers}
@@ -148,7 +149,7 @@ def balance(replicas: Sequence[ReplicaFacts], log_dirs: dict[int, int]) -> Balan
 
 
 def _skewed(replicas: Iterable[ReplicaFacts]) -> tuple[Skew, ...]:
-    """Return the partitions, measured by their largest replica, that are far above their topic's mean."""
+    """Return the skewed partitions. A partition counts with the size of its largest replica."""
     sizes: dict[TopicPartition, tuple[int, int]] = {}
     for facts in replicas:
         size, records = sizes.get(facts.tp, (0, 0))
@@ -176,14 +177,14 @@ def _deviation_percent(value: int, mean: float) -> float:
 
 
 def load_replicas(connection: sa.Connection) -> list[ReplicaFacts]:
-    """Return the facts of every replica in the caller's snapshot."""
+    """Return all replicas of the store, in the caller's snapshot."""
     here = (
         (SEGMENT.topic_id == REPLICA.topic_id)
         & (SEGMENT.partition == REPLICA.partition)
         & (SEGMENT.end_offset <= REPLICA.log_end_offset)
     )
-    # Grouped only by the primary key of table replica, in whose order both databases read the rows. The other columns
-    # are equal within a group.
+    # The query groups only by the primary key of table replica, because both databases read the rows in that order. The
+    # other columns are equal within a group.
     query = (
         sa.select(
             REPLICA.topic_id,
@@ -245,10 +246,10 @@ class Preference(NamedTuple):
 
 
 def partitions_to_elect(preferences: Sequence[Preference], threshold_percent: int) -> list[Key]:
-    """Return the partitions to elect: for each broker above the threshold, those that it should lead and does not.
+    """Return the partitions to elect: of each broker above the threshold, those that it should lead but does not.
 
-    A broker is above the threshold if that holds for more than `threshold_percent` of the partitions whose preferred
-    leader it is.
+    A broker is above the threshold if, of the partitions whose preferred leader it is, it does not lead more than
+    `threshold_percent`.
     """
     total = Counter(preference.preferred for preference in preferences)
     elsewhere = [preference for preference in preferences if preference.leader != preference.preferred]
@@ -260,8 +261,8 @@ def partitions_to_elect(preferences: Sequence[Preference], threshold_percent: in
 def auto_rebalance(store: Store, fence: Fence, threshold_percent: int) -> list[Key]:
     """Elect preferred leaders for the brokers above the threshold (leader.imbalance.per.broker.percentage).
 
-    Returns the partitions whose leader changed. Partitions under reassignment are left out, because their AR is about
-    to change.
+    Return the partitions whose leader changed. Partitions under reassignment are left out, because their AR is about to
+    change.
     """
     moving = (
         sa.select(REASSIGNMENT.topic_id)

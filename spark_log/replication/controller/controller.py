@@ -1,7 +1,7 @@
 """Changes leaders and ISRs as the controller, by the rules of `log.partitions.replication_rules`.
 
-Only the holder of the lease `controller` acts. Each of its transactions is given `fence`, which raises if its term
-has ended (invariant 5). It keeps no state in memory: each run reads from the store which partitions need a change.
+Only the holder of the lease `controller` acts. Each of its transactions has a `fence`, which raises if the holder's
+term has ended (invariant 5). There is no state in memory: each run reads from the store which partitions need a change.
 """
 
 import logging
@@ -48,8 +48,8 @@ _PARTITIONS_PER_TRANSACTION = 2_000
 
 @dataclass
 class Elections:
-    """The partitions that the controller changed: those with a new leader (`elected`), those whose leader stayed and
-    whose ISR is smaller (`shrunk`), those that lost their leader (`offline`), and the logs that were truncated.
+    """The partitions that the controller changed. `elected` have a new leader, `shrunk` have the same leader and a
+    smaller ISR, and `offline` have lost their leader. `truncations` are the logs that were truncated.
     """
 
     elected: list[Key] = field(default_factory=list)
@@ -64,9 +64,9 @@ class Elections:
 def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) -> Elections:
     """Remove dead replicas from the ISRs and elect leaders for partitions whose leader is dead or missing.
 
-    In the partitions of `unclean` a replica outside the ISR may lead. One transaction changes at most 2,000 partitions.
-    A partition that fails does not stop the others: the first error is raised at the end. Raises the error of `fence`,
-    after which the partitions of earlier transactions stay changed.
+    In the partitions of `unclean`, a replica outside the ISR may lead. One transaction changes at most 2,000
+    partitions. A partition that fails does not stop the others: the first error is raised at the end. Raises the error
+    of `fence`; changes of earlier transactions stay.
     """
 
     def read(connection: sa.Connection) -> list[Key]:
@@ -86,7 +86,7 @@ def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) 
                 elect(chosen)
             except RetriableError:
                 raise
-            except Exception:  # damaged rows of one of them, perhaps: each has its own transaction now
+            except Exception:  # rows of one partition may be damaged: now each partition has its own transaction
                 for key in chosen:
                     try:
                         elect([key])
@@ -98,14 +98,14 @@ def elect_leaders(store: Store, fence: Fence, *, unclean: Collection[Key] = ()) 
 
 
 def elect_preferred_leaders(store: Store, fence: Fence, keys: Collection[Key]) -> list[Key]:
-    """Elect the preferred leaders that are alive, in the ISR and have every record. Returns the partitions whose leader
-    changed.
+    """Elect the preferred leaders that are alive and in the ISR, and have every record. Return the partitions whose
+    leader changed.
     """
     return _change(store, fence, keys, lambda _key, state, alive: elect_preferred(state, alive))
 
 
 def shrink_isrs(store: Store, fence: Fence, late: Collection[Member]) -> list[Key]:
-    """Remove the late members from their ISRs, unless they have every record by now. Returns the changed partitions."""
+    """Remove the late members from their ISRs, unless they have every record by now. Return the changed partitions."""
     by_partition: dict[Key, set[int]] = {}
     for key, broker_id in late:
         by_partition.setdefault(key, set()).add(broker_id)
@@ -118,8 +118,8 @@ def _change(
     keys: Collection[Key],
     rule: Callable[[Key, PartitionState, Collection[LogDirId]], PartitionState],
 ) -> list[Key]:
-    """Apply a rule to partitions, with the log dirs that are alive. Returns the changed ones. One transaction locks at
-    most 2,000 partitions, because appends wait for it.
+    """Apply `rule` to partitions, with the log dirs that are alive. Return the changed partitions. One transaction
+    locks at most 2,000 partitions, because appends wait for it.
     """
 
     def change(portion: Sequence[Key], connection: sa.Connection) -> list[Key]:
@@ -140,8 +140,8 @@ def _change(
 def _partitions_to_change(
     connection: sa.Connection, alive: Collection[LogDirId], unclean: Collection[Key]
 ) -> list[Key]:
-    """Return the partitions of `unclean`, those with a leader and a dead member of the ISR, and those without a leader
-    that have a replica that may lead.
+    """Return the partitions to change: those of `unclean`, those with a leader and a dead ISR member, and those without
+    a leader but with a replica that may lead.
     """
     log_dirs = connection.execute(sa.select(LOG_DIR.log_dir_id)).scalars()
     dead = [log_dir_id for log_dir_id in log_dirs if log_dir_id not in alive]
@@ -177,7 +177,7 @@ def _elect(connection: sa.Connection, store: Store, keys: list[Key], unclean: Co
         new, truncation = fail_over(state, alive, unclean=key in unclean)
         if truncation is not None:
             topics = topics or {topic.topic_id: topic for topic in find_topics(connection).values()}
-            if key[0] not in topics:  # it is being deleted, or moved here
+            if key[0] not in topics:  # the topic is being deleted, or moved to this store
                 continue
             new = truncate_log(connection, topics[key[0]], key[1], truncation, state, new, now)
             done.truncations.append((key, truncation))
@@ -211,26 +211,26 @@ def truncate_log(
     after: PartitionState,
     now: StoreClock,
 ) -> PartitionState:
-    """Remove the rows of the segments from `truncation.start_offset` on, and of their records.
+    """Truncate the log at `truncation.start_offset`: remove the rows of later segments and of their records.
 
-    Returns the state to save. `before` and `after` are the partition before and after the election, which truncated at
-    a segment boundary. The segment files are retired, so that readers can finish. The truncation is recorded.
+    Return the state to save. `before` and `after` are the partition before and after the election, which truncates at a
+    segment boundary. The segment files are retired, so that readers can finish. The truncation is recorded.
     """
     key: Key = (topic.topic_id, partition)
     removed = delete_segments_above(connection, key, truncation.start_offset)
     retire_files(connection, topic, partition, removed.files, after.change, now)
     delete_batches_above(connection, key, truncation.start_offset)
     lower_seen_offsets(connection, key, truncation.start_offset)  # other records will get these offsets
-    delete_compactions_above(connection, key, truncation.start_offset)  # they read removed records
+    delete_compactions_above(connection, key, truncation.start_offset)  # these compactions read removed records
     record_truncation(connection, key, truncation, before, after, removed.record_count, now)
     return after._replace(tail_bytes=after.tail_bytes - removed.inline_bytes)
 
 
 @contextmanager
 def fallback_term(store: Store, settings: ClusterSettings) -> Iterator[Fence | None]:
-    """Yield the fence of a controller term for one task, or None if another process is the controller.
+    """Yield the fence of a controller term for one task. Yield None if another process is the controller.
 
-    The term is not renewed, and ends with the block, or after controller.lease.ms.
+    The term is not renewed. It ends with the block, or after controller.lease.ms.
     """
     lease = Lease(store, LEASE, settings.controller_lease_ms)
     if not lease.take_or_renew():

@@ -1,4 +1,4 @@
-"""Detects failures in a client that found a failed log dir, for clusters in which no process is the controller."""
+"""Lets a client that found a failed log dir act as the controller, in a cluster without a controller process."""
 
 import logging
 import threading
@@ -30,9 +30,9 @@ class FallbackController:
     def detect_failures(self) -> None:
         """Inspect the log dirs and elect leaders.
 
-        If another thread does so, wait until leaders are elected. If another process is the controller, or this object
-        did so less than half a second ago, wait at most 0.1 s for changes of the metadata instead. Errors of inspection
-        and election are logged.
+        If another thread is doing this, wait until it has elected leaders. If another process is the controller, or the
+        last inspection ended less than half a second ago, wait at most 0.1 s for metadata changes instead. Errors of
+        inspection and election are logged.
         """
         seen = self._cluster.store.changes.current()
         checks: Sequence[Future[None]] | None = None
@@ -42,10 +42,10 @@ class FallbackController:
                     if clock.monotonic_s() >= self._next_s:
                         try:
                             checks = self._inspect_and_elect(term)
-                        finally:  # after a wait for a log dir that hangs: threads that waited here take the result
+                        finally:  # counted from the end, so that threads that waited for the lock use this result
                             self._next_s = clock.monotonic_s() + _EVERY_S
                 if checks:
-                    wait(checks, self._cluster.store.settings.controller_lease_ms / 1000)  # they need this term
+                    wait(checks, self._cluster.store.settings.controller_lease_ms / 1000)  # checks need this term
         except NotControllerError:
             checks = None
         except SparkLogError as error:
@@ -54,8 +54,8 @@ class FallbackController:
             self._cluster.store.changes.wait(seen, _WAIT_S)
 
     def _inspect_and_elect(self, term: ExitStack) -> "Sequence[Future[None]] | None":
-        """Act as the controller until `term` ends. Returns the checks of files that go on, or None if another process
-        is the controller.
+        """Act as the controller until `term` ends. Return the checks of files that still run, or None if another
+        process is the controller.
         """
         fence = term.enter_context(fallback_term(self._cluster.store, self._settings or self._cluster.store.settings))
         if fence is None:

@@ -15,7 +15,7 @@ Member = tuple[Key, int]
 
 
 class Ends(NamedTuple):
-    """The log end offsets of a replica that is behind, and of its leader."""
+    """The log end offsets of a lagging replica and of its leader."""
 
     replica: int
     leader: int
@@ -23,7 +23,7 @@ class Ends(NamedTuple):
 
 @dataclass(frozen=True)
 class _Goal:
-    """The leader's log end offset at `since_s`. A replica that reaches it has every record of that time."""
+    """The leader's log end offset at `since_s`. A replica that reaches `offset` has every record of that time."""
 
     offset: int
     since_s: float
@@ -32,8 +32,8 @@ class _Goal:
 class LagWatch:
     """Detects late members: those that have not reached the log end offset that the leader had `lag_max_s` ago.
 
-    It measures by a monotonic clock from its first observation of a member, so a new LagWatch gives each member the
-    full time.
+    The time of a member begins with the first observation, by a monotonic clock. So a new LagWatch gives each member
+    the full time.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class LagWatch:
 
 
 def read_lagging_members(connection: sa.Connection) -> dict[Member, Ends]:
-    """Return the members of an ISR whose log end offset is below the leader's."""
+    """Return the ISR members whose log end offset is below the leader's."""
     query = (
         sa.select(
             REPLICA.topic_id, REPLICA.partition, REPLICA.broker_id, REPLICA.log_end_offset, PARTITION.log_end_offset

@@ -1,10 +1,10 @@
-"""Inspects log dirs: the controller marks failed ones offline, and online again when they answer.
+"""Inspects log dirs. The controller marks failed ones offline, and online again when they answer.
 
-The marker of a log dir contains its id and its counter. When a log dir answers again, its files are listed, and the LEO
-of each replica there falls to its first missing file. A log dir that is then empty (a new disk) gets a new id. A mount
-point whose disk is not mounted looks empty too: a log dir should be a folder on the disk, not its mount point.
+A log dir has a marker file with its id and its counter. When a log dir answers again, its files are listed, and the LEO
+of each of its replicas falls to the first missing file. If the log dir is empty then (a new disk), it gets a new id. A
+mount point without its disk looks empty too: so a log dir should be a folder on the disk, not the mount point.
 
-A log dir is declared failed only if another one answers: a host that lost all its mounts causes no election.
+A log dir is declared failed only if another log dir answers. So a host that has lost all its mounts causes no election.
 """
 
 import logging
@@ -44,17 +44,17 @@ from spark_log.tables.publication_resets import compare_whole_tables
 logger = logging.getLogger(__name__)
 
 _BACK_S_MAX = 3.0
-"""The longest time that an inspection waits for log dirs that answer again, whose files are listed. It and ANSWER_S_MAX
-together are below controller.lease.ms, so that leaders can be elected after it.
+"""The longest time that an inspection waits while files of log dirs that answer again are listed. The sum of this and
+ANSWER_S_MAX is below controller.lease.ms, so that leaders can still be elected after the inspection.
 """
 
 
 _TRIAL_EVERY_S = 2 * CALL_S_MAX
-"""One that hangs has failed by then, and inspections have seen it."""
+"""The interval of trial writes. Before the next one begins, a hanging one has failed and an inspection has seen it."""
 
 
 class _Trial(NamedTuple):
-    """A trial write. `of_online`: the log dir was online when it began."""
+    """A trial write. `of_online` tells whether the log dir was online when the write began."""
 
     answer: "Future[int]"
     began_s: float
@@ -66,15 +66,15 @@ class _Trial(NamedTuple):
 
 
 _trials: dict[str, _Trial] = {}
-"""The last trial write of this process to each folder, by the id of the log dir."""
+"""The last trial write of this process to each log dir, by the log dir's UUID."""
 
 
 @dataclass(frozen=True)
 class LogDirAnswer:
-    """The result of inspecting a log dir. `failure` is None if it answers. An `empty` one has no files, or no
-    marker of this store.
+    """The result of inspecting a log dir. `failure` is None if the log dir answers. `empty` means that it has no files,
+    or no marker of this store.
 
-    `counter` is that of its marker, or -1 if it has no marker, or one with a former id.
+    `counter` is that of the marker, or -1 without a marker, or if the marker has a former id.
     """
 
     failure: str | None
@@ -84,7 +84,7 @@ class LogDirAnswer:
 
 @dataclass(frozen=True)
 class RegisteredLogDir:
-    """A log dir as recorded in the metadata. `suspect_bytes` is the size of a file that a writer failed to write."""
+    """A log dir in the metadata. `suspect_bytes` is the size of a file that a writer failed to write there."""
 
     log_dir_id: LogDirId
     broker_id: BrokerId
@@ -98,9 +98,9 @@ class RegisteredLogDir:
 
 @dataclass(frozen=True)
 class InspectionResult:
-    """The log dirs to mark offline, with the reasons (`out`), and those to mark online after a check of their files
-    (`back`). A log dir that came back in another state is in both. `checks` are the checks of files that still run, in
-    threads.
+    """The result of an inspection. `out` are the log dirs to mark offline, with the reasons. `back` are those to mark
+    online after a check of their files. A log dir that came back in another state is in both. `checks` are the checks
+    of files that still run in threads.
     """
 
     out: Mapping[LogDirId, str]
@@ -111,7 +111,7 @@ class InspectionResult:
 def inspection_result(
     log_dirs: Sequence[RegisteredLogDir], answers: Mapping[LogDirId, LogDirAnswer]
 ) -> InspectionResult:
-    """Decide from the answers which log dirs change. None changes if no log dir answered. Pure."""
+    """Decide from the answers which log dirs change. If no log dir answered, none changes. Pure."""
     out: dict[LogDirId, str] = {}
     back: list[LogDirId] = []
     for log_dir in log_dirs:
@@ -134,9 +134,9 @@ def inspection_result(
 
 
 def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
-    """Inspect every log dir. Failed ones are marked offline; ones that answer again are marked online.
+    """Inspect every log dir. Mark failed ones offline, and those that answer again online. Return the result.
 
-    Other tasks elect leaders and copy files. Raises the error of `fence`.
+    Other functions elect leaders and copy files. Raises the error of `fence`.
     """
     dirs = cluster.store.read(lambda connection: _read_log_dirs(connection, cluster))
     answers = _ask_all(dirs, cluster.cluster_id)
@@ -160,8 +160,8 @@ def inspect_log_dirs(cluster: Cluster, fence: Fence) -> InspectionResult:
 def _take_back(
     cluster: Cluster, fence: Fence, log_dirs: Sequence[RegisteredLogDir], answers: Mapping[LogDirId, LogDirAnswer]
 ) -> "list[Future[None]]":
-    """Mark log dirs online that answer again, and wait _BACK_S_MAX for all of them together: one that hangs meanwhile
-    does not stop the detection of other failures. Returns the checks that take longer, and go on in their threads.
+    """Mark log dirs that answer again online, in threads. Wait at most _BACK_S_MAX for all of them together, so that a
+    hanging one does not stop the detection of other failures. Return the checks that still run.
     """
     if not log_dirs:
         return []
@@ -196,11 +196,11 @@ def _read_log_dirs(connection: sa.Connection, cluster: Cluster) -> list[Register
 
 
 def _ask_all(log_dirs: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogDirId, LogDirAnswer]:
-    """Ask all log dirs in parallel, and wait ANSWER_S_MAX for all of them together."""
+    """Ask all log dirs in parallel. Wait at most ANSWER_S_MAX for all of them together."""
     ours = frozenset(one.uuid for one in log_dirs)
 
     def ask(log_dir: RegisteredLogDir) -> "Future[LogDirAnswer]":
-        question = replace(log_dir, online=True, counter=0), cluster_id, ours  # `_ask` needs neither of the two
+        question = replace(log_dir, online=True, counter=0), cluster_id, ours  # one question in any state
         return ask_in_thread("spark-log-inspection", question, lambda: _ask(log_dir, cluster_id, ours))
 
     asked = {one.log_dir_id: ask(one) for one in log_dirs}
@@ -219,8 +219,8 @@ def _ask(log_dir: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> 
             and (directory.has_only_tables() or _has_other_marker(directory, log_dir, cluster_id))
         ):
             return LogDirAnswer(None, empty=True)
-        # A marker of this broker with an id that no log dir has now is taken for a former one of this log dir: an old
-        # disk was mounted again, or a marker was written too late. The files are listed when it is marked online.
+        # A marker of this broker with an id that no log dir has now counts as a former marker of this log dir: an old
+        # disk was mounted again, or a marker was written too late. Before it is marked online, the files are listed.
         formerly = (
             marker is not None
             and (marker.cluster_id, marker.broker_id) == (cluster_id, log_dir.broker_id)
@@ -238,10 +238,10 @@ def _ask(log_dir: RegisteredLogDir, cluster_id: str, uuids: Collection[str]) -> 
 
 
 def _check_trial(log_dir: RegisteredLogDir, directory: LogDir) -> None:
-    """Raise the error of the last trial write to a folder, and begin another one when it is due: a disk whose writes
-    hang may answer reads, and then no writer reports it. One that is offline must take one before it comes back.
+    """Raise the error of the last trial write to a folder. Begin another one when it is due: a disk whose writes hang
+    may answer reads, and then no writer reports the failure. An offline log dir needs a successful trial to come back.
 
-    A trial may take as long as a write of a writer. A full disk is not a failed one: clean-up frees space there.
+    A trial may take as long as any other write. A full disk is not a failed one: clean-up frees its space.
     """
     trial, now_s = _trials.get(log_dir.uuid), clock.monotonic_s()
     if (
@@ -257,7 +257,7 @@ def _check_trial(log_dir: RegisteredLogDir, directory: LogDir) -> None:
 
 
 def _has_other_marker(directory: LogDir, log_dir: RegisteredLogDir, cluster_id: str) -> bool:
-    """Whether another store of the cluster has its marker here: the disk was replaced, and that store was first."""
+    """Whether another store of the cluster has its marker here: the disk was replaced, and that store was faster."""
     return any(
         (marker.cluster_id, marker.broker_id) == (cluster_id, log_dir.broker_id) for marker in directory.markers()
     )
@@ -268,13 +268,13 @@ def _change(store: Store, fence: Fence, log_dir_ids: Collection[LogDirId], **val
 
 
 def _mark_online(cluster: Cluster, fence: Fence, log_dir: RegisteredLogDir, answer: LogDirAnswer) -> None:
-    """Check the files of an offline log dir, and then mark it online.
+    """Check the files of an offline log dir, write its marker, and then mark it online.
 
-    That is the last step, so that the next inspection can repeat all steps after a crash at any point.
+    The mark is the last step, so that the next inspection can repeat all steps after a crash at any point.
     """
     store = cluster.store
     marker_uuid = log_dir.uuid
-    if answer.empty:  # the store before the marker: a marker with an unknown id would count as a former one
+    if answer.empty:  # changed in the store before the marker: a marker with an unknown id counts as a former one
         marker_uuid = str(uuid.uuid4())
         before = log_dir
         store.transact(lambda connection: _set(connection, before, uuid=marker_uuid), fence=fence)
@@ -292,8 +292,8 @@ def _mark_online(cluster: Cluster, fence: Fence, log_dir: RegisteredLogDir, answ
 
 
 def _set(connection: sa.Connection, log_dir: RegisteredLogDir, **values: object) -> None:
-    """Change the row of a log dir that is offline. Raises LogDirMismatchError if it has been online since it was read,
-    or got another id: what was listed before that, perhaps by a thread that hung, is out of date.
+    """Change the row of an offline log dir. Raises LogDirMismatchError if the log dir has been online, or got another
+    id, since the row was read: then the listed files, perhaps of a thread that hung, are out of date.
     """
     still_offline = ~LOG_DIR.online & (LOG_DIR.counter == log_dir.counter) & (LOG_DIR.uuid == log_dir.uuid)
     if change_log_dirs(connection, [log_dir.log_dir_id], still_offline, **values) != 1:
@@ -307,10 +307,10 @@ def _topics_in(connection: sa.Connection, log_dir_id: LogDirId) -> list[Topic]:
 
 
 def _check_files(store: Store, fence: Fence, log_dir: RegisteredLogDir, directory: LogDir, topic: Topic) -> int:
-    """Lower the LEO of the topic's replicas in the log dir to their first segment that is missing or of another size.
+    """Lower the LEO of the topic's replicas in the log dir to the first segment that is missing or has another size.
 
-    All files are missing if the topic's folder crosses a symbolic link: nothing reads or writes them there. Writers of
-    the partitions are fenced. Returns the number of replicas whose LEO fell.
+    If the topic's folder crosses a symbolic link, all files count as missing, because spark-log follows no links there.
+    Writers of the partitions are fenced. Return the number of replicas whose LEO fell.
     """
     log_dir_id = log_dir.log_dir_id
     try:
@@ -335,7 +335,7 @@ def _check_files(store: Store, fence: Fence, log_dir: RegisteredLogDir, director
             fallen += lowered is not state
             after[topic.topic_id, row.partition] = fence_writers(lowered)
         save_partitions(connection, before, after)
-        if fallen:  # its Delta table lists files that are missing
+        if fallen:  # the topic's Delta table lists files that are missing
             compare_whole_tables(connection, topic.topic_id, PUBLICATION.log_dir_id == log_dir_id)
         return fallen
 
@@ -345,9 +345,9 @@ def _check_files(store: Store, fence: Fence, log_dir: RegisteredLogDir, director
 def _first_missing(
     connection: sa.Connection, topic: Topic, sizes: Mapping[str, int], partitions: Collection[int]
 ) -> dict[int, int]:
-    """Return by partition the base offset of the first file that is missing or has another size.
+    """Return the base offset of the first file that is missing or has another size, by partition.
 
-    Files below the log start offset are left out. `sizes` has the size in bytes of each file of the log dir, by path.
+    Files below the log start offset do not count. `sizes` has the size in bytes of each file in the log dir, by path.
     """
     query = (
         sa.select(SEGMENT.partition, SEGMENT.base_offset, SEGMENT.name, SEGMENT.bytes)
@@ -359,7 +359,7 @@ def _first_missing(
     wanted = frozenset(partitions)
     for partition, base_offset, name, size in connection.execute(query):
         here = partition in wanted and partition not in first_offsets
-        # not `segment_path`: a damaged name is that of a missing file, and does not keep the log dir offline
+        # not `segment_path`: a damaged name counts as a missing file, and does not keep the log dir offline
         if here and sizes.get(f"{topic.folder}/_segments/{partition}/{name}") != size:
             first_offsets[partition] = base_offset
     return first_offsets

@@ -1,4 +1,4 @@
-"""Records that a log dir is at another location."""
+"""Changes the recorded location of a log dir."""
 
 from dataclasses import replace
 
@@ -15,10 +15,10 @@ from spark_log.metadata.sql_columns import REPLICA
 
 
 def relocate_log_dir(cluster: Cluster, from_: str, to: str) -> None:
-    """Record that a log dir is at another location now, as after a restore into another folder or bucket.
+    """Record that a log dir is at another location now, for example after a restore into another folder or bucket.
 
-    The files must be there already: the marker at the new location must be the log dir's own. Clients that run do not
-    notice it; restart them. What they have written to the old location is refused at the append. Raises
+    The files, with the log dir's marker, must already be at the new location. Running clients do not notice the change:
+    restart them. An append of files that they have written to the old location is refused. Raises
     InvalidConfigurationError if no log dir is at `from_`, or the new location overlaps another log dir,
     LogDirMismatchError if the new location is not this log dir, StorageUnavailableError, and the errors of the stores.
     """
@@ -39,7 +39,7 @@ def relocate_log_dir(cluster: Cluster, from_: str, to: str) -> None:
         change_log_dirs(connection, [info.log_dir_id], uri=new)
 
     home, *others = cluster.store_ids()
-    # home after the others, so that the command may be repeated after a failure; a coordinator may meanwhile have given
-    # the others home's location back
+    # The home store changes after the others, so that the command may be repeated after a failure. Meanwhile a
+    # coordinator may have copied the old location from the home store to the others again, so these change twice.
     for store_id in (*others, home, *others):
         cluster.at(store_id).store.transact(relocate, announce=True)

@@ -60,7 +60,7 @@ def place_replicas(
 
 
 def _alternate_racks(brokers: Sequence[BrokerLoad]) -> list[BrokerLoad]:
-    """Return the brokers in turns of one from each rack that has brokers left."""
+    """Return the brokers in an order that takes one from each rack in turn."""
     racks: dict[str | None, list[BrokerLoad]] = {}
     for broker in sorted(brokers, key=lambda b: b.broker_id):
         racks.setdefault(broker.rack, []).append(broker)

@@ -1,8 +1,8 @@
 """Proposes which replicas to move so that partitions are spread evenly over a set of brokers. Pure.
 
-`placement.place_replicas` places new partitions. Here the replicas exist, and each move copies one. So replicas move
-only from brokers that are excluded or have too many replicas of a topic, or from a rack that has a second replica of a
-partition while another rack has none.
+`placement.place_replicas` places new partitions. Here the replicas exist, and each move copies a replica. So replicas
+only move away from brokers that are excluded or have too many replicas of a topic, or from a rack that has a second
+replica of a partition while another rack has none.
 """
 
 from collections import Counter
@@ -20,8 +20,8 @@ def propose(
 ) -> dict[TopicPartition, tuple[int, ...]]:
     """Return the proposed AR of each partition on these brokers, the preferred leader first.
 
-    The numbers of a topic's replicas on two brokers differ by at most one, unless racks forbid it, and so do those of
-    its preferred leaders. Without `replication_factor`, each partition keeps its own. Raises
+    The numbers of a topic's replicas on two brokers differ by at most one, unless racks forbid it. The same holds for
+    the topic's preferred leaders. Without `replication_factor`, each partition keeps its own factor. Raises
     InvalidReplicationAssignmentError if there are too few brokers.
     """
     racks = {broker.broker_id: broker.rack for broker in brokers}
@@ -45,7 +45,7 @@ def propose(
 
 
 def moved_bytes(before: Assignments, after: Assignments, sizes: Mapping[TopicPartition, int]) -> int:
-    """Return the number of bytes to copy for a move from `before` to `after`. `sizes` has the bytes of a replica."""
+    """Return the number of bytes to copy for a move from `before` to `after`. `sizes` has the bytes of one replica."""
     return sum(len(set(after[tp]) - set(before[tp])) * sizes.get(tp, 0) for tp in after)
 
 
@@ -63,7 +63,7 @@ def _spread(
     chosen: dict[TopicPartition, list[int]] = {}
     for tp, replicas in current.items():
         kept: list[int] = []
-        for broker in (*replicas, *replicas):  # twice: a second replica in a rack may fit once every rack has one
+        for broker in (*replicas, *replicas):  # twice: a rack may get a second replica once every rack has one
             if broker in racks and len(kept) < factors[tp] and _fits(broker, kept, racks):
                 kept.append(broker)
         chosen[tp] = kept
@@ -81,7 +81,7 @@ def _spread(
 
 
 def _level(kept: list[int], load: Counter[int], racks: Mapping[int, str | None]) -> bool:
-    """Move one of these replicas to a broker with at least two fewer, if racks allow it. Returns whether one moved."""
+    """Move one of these replicas to a broker with at least two fewer, if racks allow it. Return whether one moved."""
     for at, source in enumerate(kept):
         others = kept[:at] + kept[at + 1 :]
         for target in sorted(racks, key=lambda b: (load[b], b)):
@@ -94,7 +94,7 @@ def _level(kept: list[int], load: Counter[int], racks: Mapping[int, str | None])
 
 
 def _fits(broker: int, others: Sequence[int], racks: Mapping[int, str | None]) -> bool:
-    """Whether a broker may get a replica beside `others`: a rack gets a second one only when every rack has one."""
+    """Whether a broker may get a replica in addition to `others`. A rack gets a second only if every rack has one."""
     taken = {racks[other] for other in others}
     return broker not in others and (racks[broker] not in taken or taken == set(racks.values()))
 
@@ -102,9 +102,9 @@ def _fits(broker: int, others: Sequence[int], racks: Mapping[int, str | None]) -
 def _order(
     current: Assignments, chosen: Mapping[TopicPartition, list[int]], led: Counter[int]
 ) -> dict[TopicPartition, tuple[int, ...]]:
-    """Return the AR of each partition, in its old order, except for leaders that are moved to spread them evenly.
+    """Return the AR of each partition in its old order, but with other preferred leaders if that spreads them evenly.
 
-    `led` counts the preferred leaders of all topics on each broker, and is updated.
+    `led` counts the preferred leaders of all topics on each broker. This function updates it.
     """
     leaders: dict[TopicPartition, int] = {}
     mine: Counter[int] = Counter()

@@ -1,6 +1,6 @@
-"""Reads and writes table `reassignment`: the running reassignments, their progress, and those that can be finished.
+"""Reads and writes table `reassignment`, which has the running reassignments, and computes their progress.
 
-A partition's row is written only under that partition's row lock.
+A partition's row is written only under the partition's row lock.
 """
 
 import json
@@ -28,7 +28,7 @@ class ReassignmentStatus:
     """A running reassignment. `replicas` is the present AR, and `in_sync` the ISR, as broker ids.
 
     `bytes_left` is the number of bytes in segment files that the replicas of the target lack. `began_ms` is the time of
-    its request by the store's clock.
+    the request by the store's clock.
     """
 
     reassignment: Reassignment
@@ -99,7 +99,7 @@ def list_reassignments(store: Store) -> dict[TopicPartition, ReassignmentStatus]
 
 
 def read_ready_partitions(connection: sa.Connection) -> list[Key]:
-    """Return the partitions whose target is in sync in this snapshot; the switch checks it again under the lock."""
+    """Return the partitions whose target is in sync in this snapshot. The switch checks that again under the lock."""
     targets: dict[Key, list[int]] = {}
     in_sync: dict[Key, set[int]] = {}
     query = sa.select(REASSIGNMENT.topic_id, REASSIGNMENT.partition, REASSIGNMENT.target, REPLICA.broker_id)
@@ -120,7 +120,7 @@ def under_way(connection: sa.Connection, keys: Sequence[Key]) -> dict[Key, Reass
 
 
 def forget(connection: sa.Connection, keys: Sequence[Key]) -> None:
-    """Delete the rows of these partitions."""
+    """Delete the reassignments of these partitions."""
     for topic_id, numbers in numbers_by_topic(keys).items():
         connection.execute(
             t.reassignment.delete().where(REASSIGNMENT.topic_id == topic_id, in_list(REASSIGNMENT.partition, numbers))

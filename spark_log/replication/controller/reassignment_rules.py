@@ -1,4 +1,4 @@
-"""Moves a partition's replicas to other brokers without losing a record: the rules of reassignment. Pure.
+"""Moves a partition's replicas to other brokers without losing a record, by the rules of reassignment. Pure.
 
     begin   the new replicas join AR behind the others, empty, and catch up like any other follower
     finish  once all replicas of the target are in sync and alive, AR becomes the target; other replicas are removed
@@ -17,7 +17,7 @@ from spark_log.log.partitions.replication_rules import PartitionState, Replica, 
 
 @dataclass(frozen=True)
 class Reassignment:
-    """A reassignment in progress. `target` is the new AR, and `original` the AR before it, as broker ids."""
+    """A reassignment in progress. `target` is the new AR, and `original` the previous AR, as broker ids."""
 
     target: tuple[int, ...]
     original: tuple[int, ...]
@@ -29,10 +29,10 @@ def begin(
     log_dirs: Mapping[int, int],
     under_way: Reassignment | None = None,
 ) -> tuple[PartitionState, Reassignment]:
-    """Add the replicas of `target` that are missing, each in its broker's log dir of `log_dirs`.
+    """Add the missing replicas of `target`, each in its broker's log dir in `log_dirs`.
 
-    As in Kafka, a new target may replace that of a reassignment `under_way`. The original stays. Replicas that only the
-    old target had are removed: at once if they are not in sync, otherwise by `finish` or `cancel`.
+    As in Kafka, a new target may replace the target of a reassignment `under_way`; the original AR stays. Replicas that
+    only the old target had are removed: at once if they are not in sync, otherwise by `finish` or `cancel`.
 
     Raises InvalidReplicationAssignmentError if the target is empty, names a broker twice, or names a broker that has no
     replica and no log dir in `log_dirs`.
@@ -47,7 +47,7 @@ def begin(
         raise InvalidReplicationAssignmentError(f"replicas: no log dir of broker(s) {unknown} in {list(target)}")
     original = under_way.original if under_way else tuple(replica.broker_id for replica in state.replicas)
     kept = [r for r in state.replicas if r.broker_id in {*original, *target} or r.in_sync]
-    # it has no segment yet; catching up skips the offsets that retention has deleted
+    # added replicas have no segments yet; catching up skips the offsets that retention has deleted
     added = [Replica(broker_id, 0, False, log_dirs[broker_id]) for broker_id in missing]
     return _assigned(state, [*kept, *added], state.leader), Reassignment(tuple(target), original)
 
@@ -55,9 +55,9 @@ def begin(
 def finish(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Collection[int]) -> PartitionState | None:
     """Return the partition with the target as its AR, or None while the target is not ready.
 
-    Every replica of the target must be in the ISR and alive: a removed replica may be the only other one with an
-    acknowledged record. The leader stays if it is in the target; else the first of the target that has every record
-    becomes the leader. After acks=1 there may be none: then the target is ready once one has caught up.
+    Every replica of the target must be in the ISR and alive, because a removed replica may be the only other one with
+    an acknowledged record. The leader stays if it is in the target. Otherwise the first replica of the target with
+    every record becomes the leader. After acks=1 there may be none: then the target is ready once one has caught up.
     """
     found = [state.replica(broker_id) for broker_id in reassignment.target]
     ready = [r for r in found if r is not None and r.in_sync and r.log_dir_id in alive_log_dirs]
@@ -68,7 +68,7 @@ def finish(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Co
 
 
 def cancel(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Collection[int]) -> PartitionState:
-    """Return the partition with its original AR. If an added replica is the leader, an original one becomes leader.
+    """Return the partition with its original AR. If an added replica leads, an original one becomes the leader.
 
     As in Kafka, raises InvalidReplicationAssignmentError if that could lose records: no original replica is alive and
     in the ISR with every record.
@@ -85,7 +85,7 @@ def cancel(state: PartitionState, reassignment: Reassignment, alive_log_dirs: Co
 
 
 def _leader_among(state: PartitionState, ready: Sequence[Replica]) -> int | None:
-    """Return the current leader, if it is one of these; else the first of them that has every record."""
+    """Return the current leader if it is one of the ready replicas, or else the first of these with every record."""
     if any(replica.broker_id == state.leader for replica in ready):
         return state.leader
     return next((r.broker_id for r in ready if r.log_end_offset == state.log_end_offset), None)

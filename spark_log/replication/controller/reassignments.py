@@ -47,10 +47,10 @@ def begin_reassignments(
     *,
     same_factor: bool = False,
 ) -> None:
-    """Begin to move partitions to the given brokers, the preferred leader first; None cancels the reassignment.
+    """Begin to move partitions to the given brokers, the preferred leader first. None cancels a reassignment.
 
-    If one is refused, none of its store changes. A new target replaces that of a reassignment in progress. With
-    `same_factor` a target of another replication factor is refused (KIP-860). Raises InvalidTopicError,
+    If one is refused, no partition of the same store changes. A new target replaces that of a reassignment in progress.
+    With `same_factor` a target with another replication factor is refused (KIP-860). Raises InvalidTopicError,
     UnknownTopicOrPartitionError, PolicyViolationError (`__consumer_offsets`), InvalidReplicationAssignmentError,
     InvalidReplicationFactorError, NoReassignmentInProgressError (nothing to cancel), InvalidConfigurationError (the
     throttle).
@@ -108,7 +108,7 @@ def _begin(
 def finish_reassignments(store: Store, fence: Fence) -> list[Key]:
     """Finish the reassignments whose target is in sync and alive, at most 300 per transaction.
 
-    Returns their partitions. Raises the error of `fence`.
+    Return their partitions. Raises the error of `fence`.
     """
     ready = store.read(read_ready_partitions)
     done: list[Key] = []
@@ -141,9 +141,9 @@ def _switch(connection: sa.Connection, store: Store, chosen: list[Key]) -> list[
 
 
 class _Placing:
-    """Chooses the log dir for a broker's new replica: of those that are alive, the one with the fewest replicas.
+    """Chooses the log dir for a broker's new replica: the alive one with the fewest replicas.
 
-    A log dir in which a former replica of the partition is being deleted is left out.
+    A log dir where a former replica of the partition is being deleted is left out.
     """
 
     def __init__(self, connection: sa.Connection, alive: Collection[int]) -> None:
@@ -164,7 +164,7 @@ class _Placing:
         self._deleting = {(row[0], row[1], row[2]) for row in connection.execute(deleting)}
 
     def choose(self, key: Key, broker_ids: Sequence[int]) -> dict[int, int]:
-        """Return the log dir id for each of these brokers. Raises InvalidReplicationAssignmentError if one has none."""
+        """Return the log dir id for each broker. Raises InvalidReplicationAssignmentError if a broker has none."""
         return {broker_id: self._choose(key, broker_id) for broker_id in broker_ids}
 
     def _choose(self, key: Key, broker_id: int) -> int:
@@ -199,7 +199,7 @@ def _key(topics: Mapping[str, Topic], tp: TopicPartition) -> Key:
 
 @contextmanager
 def _naming(tp: TopicPartition) -> Iterator[None]:
-    """Add the partition to the message of errors in the block."""
+    """Add the partition to the messages of errors in the block."""
     try:
         yield
     except (

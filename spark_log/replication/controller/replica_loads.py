@@ -10,8 +10,8 @@ from spark_log.replication.controller.placement import BrokerLoad
 
 
 def read_loads(connection: sa.Connection, now: StoreClock) -> list[BrokerLoad]:
-    """Return the brokers that are alive, with the number of replicas in their live log dirs. No broker is removed until
-    the end of the transaction.
+    """Return the live brokers, with the number of replicas in their live log dirs. Lock the brokers, so that none is
+    removed until the end of the transaction.
     """
     keep_brokers(connection)
     alive = alive_log_dirs(connection, now)

@@ -28,12 +28,12 @@ from spark_log.text import count_of
 def elect(
     cluster: Cluster, partitions: Collection[TopicPartition], *, unclean: bool = False
 ) -> dict[TopicPartition, SparkLogError | None]:
-    """Hold an election for each partition. The result is None where a new leader was elected, otherwise the reason:
-    ElectionNotNeededError, PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError (no live replica), or
-    UnknownTopicOrPartitionError.
+    """Hold an election for each partition. The result of a partition is None if a new leader was elected, or else one
+    of these errors: ElectionNotNeededError, PreferredLeaderNotAvailableError, EligibleLeadersNotAvailableError (no live
+    replica), or UnknownTopicOrPartitionError.
 
-    An unclean election elects only where there is no leader. It may lose records; the truncation is recorded and
-    logged. No controller lease is needed, because each transaction itself reads which replicas are alive.
+    An unclean election only elects leaders for partitions without one. It may lose records; the truncation is recorded
+    and logged. No controller lease is needed, because each transaction itself reads which replicas are alive.
     """
     outcomes: dict[TopicPartition, SparkLogError | None] = {}
     for store_id, there in partitions_by_store(cluster, partitions).items():
@@ -42,11 +42,11 @@ def elect(
 
 
 def expected_truncations(cluster: Cluster, partitions: Collection[TopicPartition]) -> dict[TopicPartition, OffsetRange]:
-    """Return the offsets that an unclean election would remove from partitions without a leader, as they are now."""
+    """Return the offsets that an unclean election would now remove from those partitions that have no leader."""
     removed: dict[TopicPartition, OffsetRange] = {}
     for store_id, there in partitions_by_store(cluster, partitions).items():
         view = cluster.at(store_id)
-        FallbackController(view).detect_failures()  # as the election does
+        FallbackController(view).detect_failures()  # the election does this too
         states = view.store.read(partial(_read_partitions, cluster=view, partitions=there))
         for tp, (_, state, alive) in states.items():
             _, truncation = fail_over(state, alive, unclean=True) if state.leader is None else (state, None)
@@ -102,7 +102,7 @@ def _refusal(tp: TopicPartition, state: PartitionState, alive: Collection[int], 
 def _read_partitions(
     connection: sa.Connection, cluster: Cluster, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, tuple[Key, PartitionState, Collection[int]]]:
-    """Return the partitions that exist, each with its state and the log dirs that are alive."""
+    """Return the existing partitions, each with its state and the log dirs that are alive."""
     alive = alive_log_dirs(connection, cluster.store.clock(connection))
     requested = frozenset(partitions)
     topics = find_topics(connection, {tp.topic for tp in requested})

@@ -1,22 +1,23 @@
 """Accepts a metadata store that was restored from a backup, or promoted without its last transactions.
 
 Offsets that were assigned after the backup are assigned again, to other records. So each partition begins a leader
-epoch above all that the lost store may have begun, and a truncation at its log end offset is recorded. A position of
-the lost log then satisfies, as after an unclean election (`log.partitions.lineage`):
+epoch above all epochs that the lost store may have begun, and a truncation at its log end offset is recorded. For a
+position in the lost log, this then holds, as after an unclean election (`log.partitions.lineage`):
 
     its leader epoch < the epoch of the truncation, and it has diverged if the truncation's offset < its offset
 
-If the home store was restored, topics that only a data store knows are adopted: home gets their rows back. Otherwise
-they would be deleted, like the topics that home has deleted. A transaction whose part in one data store is committed is
-committed in all: home gets its row back. Otherwise its other parts would be aborted. Each transactional id gets another
-producer id: a producer that outlived the restore, and the data stores, know later epochs of the old one.
+If the home store was restored, topics that only a data store knows are adopted: the home store gets their rows back.
+Otherwise they would be deleted, like topics that the home store has deleted. If one data store has committed its part
+of a transaction, the transaction is committed in all stores: the home store gets its row back. Otherwise the other
+parts would be aborted. Each transactional id gets another producer id, because data stores, and producers that outlived
+the restore, know later epochs of the old one.
 
-Ids of topics and producers that the lost store assigned are left out: a position of a lost topic, or a batch of a lost
-producer, would be taken for one of another topic or producer with the same id. So are the versions that commits to
-tables have got: the next publication may remove what the metadata does not name.
+Ids of topics and producers that the lost store may have assigned are skipped: otherwise a position in a lost topic, or
+a batch of a lost producer, would count as one of another topic or producer with the same id. Versions of commits to
+tables are skipped too: the next publication may remove files that the metadata does not name.
 
-If a data store was restored, it may lack its part of a transaction that home has committed: home then takes it as done.
-It may have topics that home has deleted since: their copies are deleted then.
+If a data store was restored, it may lack its part of a transaction that the home store has committed: this part then
+counts as done. It may also have copies of topics that the home store has deleted since: they are deleted.
 """
 
 from typing import NamedTuple
@@ -60,19 +61,19 @@ from spark_log.transactions.left_over_parts import finish_lost_parts, learn_comm
 from spark_log.transactions.rules import EPOCH_MAX
 
 EPOCHS_SKIPPED = 10_000
-"""More elections of a partition than take place between a backup and the loss of the store."""
+"""A number above the elections of a partition between a backup and the loss of the store."""
 IDS_SKIPPED = 1_000_000
-"""More topics, or producers, than are created between a backup and the loss of the store."""
+"""A number above the topics, or producers, that are created between a backup and the loss of the store."""
 
 
 def accept_store(cluster: Cluster) -> Identity | None:
-    """Record the current server as the right one, and begin a new leader epoch of every partition, in one transaction.
+    """Record the current server as the valid one, and begin a new leader epoch of every partition, in one transaction.
 
-    Raises the error of a data store that does not answer if the home store is accepted, and InvalidConfigurationError
-    if a topic of a data store has the name of another topic at home.
+    If the home store is accepted, raises the error of a data store that does not answer, and InvalidConfigurationError
+    if a topic of a data store has the name, or the id, of another topic in the home store.
 
-    Returns the server's identity. Records that were appended after the restore, and before this call, count as records
-    of the lost log: a reader that has a position in the lost log is not told that they differ.
+    Return the server's identity. Records that were appended between the restore and this call count as records of the
+    lost log: a reader with a position in the lost log does not detect that they differ.
     """
     store = cluster.store
     is_home = cluster is cluster.home
@@ -86,7 +87,7 @@ def accept_store(cluster: Cluster) -> Identity | None:
     def accept(connection: sa.Connection) -> Identity | None:
         now = store.clock(connection)
         keys = [(i, number) for i, number in connection.execute(sa.select(PARTITION.topic_id, PARTITION.partition))]
-        frozen = frozen_topics(connection)  # a move that is cancelled later lets them change again, as they are now
+        frozen = frozen_topics(connection)  # a cancelled move thaws them later, with the state of this transaction
         for topic_id in frozen:
             thaw_partitions(connection, topic_id)
         before = lock_partitions(connection, sorted(keys))
@@ -104,24 +105,24 @@ def accept_store(cluster: Cluster) -> Identity | None:
 
 
 class _Copy(NamedTuple):
-    """A topic as a data store has it. The partitions of a frozen copy do not change: it is being moved, or was."""
+    """A data store's copy of a topic. Partitions of a frozen copy do not change: the topic is being, or was, moved."""
 
     stated: StatedTopic
     frozen: bool
 
     @property
     def rank(self) -> tuple[bool, int, bool]:
-        """The copy with the largest rank has the newest records. One that is not live yet has none of its own: it is a
-        copy of a frozen one, or was cancelled.
+        """The rank of the copy: the copy with the largest rank has the newest records. A copy that is not live yet has
+        no records of its own: it was made from a frozen copy, or its move was cancelled.
         """
         return self.stated.state == LIVE, self.stated.move_epoch, not self.frozen
 
 
 def _adopt(home: Cluster) -> None:
-    """Insert the rows of topics that only data stores have, and let each topic be in the store with its newest copy.
+    """Insert the rows of topics that only data stores have, and assign each topic to the store with its newest copy.
 
-    Backups of several stores are of different times, so a topic that was moved may be in both stores, or home may not
-    know of the move. Home then counts more moves than any copy, which decides that the others are deleted.
+    Backups of several stores have different times, so a moved topic may be in both stores, or home may not know of the
+    move. The home store then gets a higher count of moves than any copy has, so that the other copies are deleted.
     """
     copies = in_each_store(home, _copies, home.store_ids()[1:])
     newest: dict[TopicId, _Copy] = {}
@@ -165,11 +166,11 @@ def _copies(data: Cluster) -> dict[TopicId, _Copy]:
 
 
 def _mark_deleted(data: Cluster) -> None:
-    """Let the copies of a restored data store be deleted whose topics home has deleted since the backup: home has
-    assigned their ids, and has no rows of them. If home was restored as well, it is to be accepted first or later, and
-    does not decide.
+    """Mark the copies in a restored data store as deleted whose topics the home store has deleted since the backup: it
+    has assigned their ids, and has no rows with them. If the home store was restored as well and is not accepted yet,
+    it does not decide, and nothing is marked.
     """
-    copies = _copies(data)  # before home is read: a topic that is created meanwhile has a row at home
+    copies = _copies(data)  # read before the home store, which then has a row for each topic created meanwhile
 
     def deleted(connection: sa.Connection) -> list[TopicId]:
         if server_identity.problem_of(connection) is not None:

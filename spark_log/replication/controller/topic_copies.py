@@ -1,7 +1,7 @@
-"""Makes the data stores follow the home store: the rows of their topics, brokers and log dirs.
+"""Lets the data stores follow the home store: updates the rows of their topics, brokers and log dirs.
 
-The home store decides which topics exist, and has their names, configs and typed columns. The data store of a topic has
-a copy of them, and decides about its partitions and replicas. `follow` brings both up to date, in any order of events:
+The home store (home) decides which topics exist, and has their names, configs and typed columns. A topic's data store
+has a copy of these, and decides about partitions and replicas. `follow` brings both up to date, in any order of events:
 
     home            data store      step
     creating        no row          the data store inserts the topic with its partitions; if it has too few brokers,
@@ -16,8 +16,8 @@ a copy of them, and decides about its partitions and replicas. `follow` brings b
     store                           store does not have it live yet
     no row          a row           home, which was restored, has lost the topic: nothing is deleted (`check_decided`)
 
-The caller that changes a topic does the steps at once. A coordinator repeats them for all topics, for processes that
-were killed and for stores that did not answer.
+The process that changes a topic does the steps at once. A coordinator repeats the steps for all topics, because
+processes may be killed and stores may not answer.
 """
 
 import logging
@@ -76,8 +76,8 @@ def change_copy(
     *,
     unlimited: bool = False,
 ) -> T:
-    """Call `change` in a transaction of this store, which alone changes whether the store has the topic. Its second
-    parameter is the topic as the home store, as the primary, has it now.
+    """Call `change` in a transaction of this store, under the lock for changes of the topic's copy. Return the result.
+    The second parameter of `change` is the present topic in the primary of the home store.
     """
     home = view.home
 
@@ -93,10 +93,10 @@ def change_copy(
 
 
 def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> None:
-    """Bring a data store and home up to date, for one topic or for all topics of the store. With home's number, what
-    moves have left at home is removed.
+    """Bring a data store and the home store up to date, for one topic or for all topics of the data store. For the home
+    store itself, remove the rows that moves have left there.
 
-    Raises the errors of both stores, InvalidReplicationFactorError if a new topic cannot be placed. A failing topic
+    Raises the errors of both stores, and InvalidReplicationFactorError if a new topic cannot be placed. A failing topic
     does not stop the others: the first error is raised at the end.
     """
     home, data = cluster.home, cluster.at(store_id)
@@ -110,7 +110,7 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
                     with failure.attempt():
                         _delete_copy(home, left_id)
             return
-        # the data store first: a topic that is not at home when home is read later was deleted, and not just created
+        # read before the home store: a copy without a topic there was then deleted, not just created
         copies = data.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
         stated = home.store.read(lambda connection: topics_of_store(connection, store_id, topic_id))
         for left_id in copies.keys() - stated.keys():
@@ -122,7 +122,7 @@ def follow(cluster: Cluster, store_id: StoreId, topic_id: int | None = None) -> 
 
 
 def _follow_topic(home: Cluster, data: Cluster, stated: StatedTopic, copy: StatedTopic | None) -> None:
-    """Do the step of a topic of the data store that home has."""
+    """Do the next step for a topic that the home store assigns to the data store."""
     topic, state = stated.topic, stated.state
     topic_id, store_id = topic.topic_id, data.store_id
     if state == DELETING:
@@ -139,7 +139,7 @@ def _follow_topic(home: Cluster, data: Cluster, stated: StatedTopic, copy: State
             _finish_deletion(home, stated)
             raise
         failpoint("topic.copied")
-    elif copy is None:  # as after a restore of the data store: its files are kept
+    elif copy is None:  # for example after a restore of the data store: the topic's files are kept
         logger.error("store %s has lost topic %s", store_id, topic.name)
         return
     elif copy.state == CREATING:
@@ -151,7 +151,7 @@ def _follow_topic(home: Cluster, data: Cluster, stated: StatedTopic, copy: State
 
 
 def _finish_deletion(home: Cluster, stated: StatedTopic) -> None:
-    """Delete the copies of a topic that is being deleted, and then its row at home."""
+    """Delete the copies of a topic that is being deleted, and then its row in the home store."""
     topic_id = stated.topic.topic_id
     for store_id in sorted(stated.stores - {HOME}):
         _delete_copy(home.at(store_id), topic_id)
@@ -167,7 +167,7 @@ def _make_live(connection: sa.Connection, topic_id: int, stated: StatedTopic | N
 
 
 def _thaw(view: Cluster, topic_id: int | None, failure: FirstFailure) -> None:
-    """Let the partitions of this store change that are frozen because of a move that was cancelled."""
+    """Thaw the partitions of this store that are still frozen for a cancelled move."""
 
     def thaw(connection: sa.Connection, stated: StatedTopic | None) -> None:
         if stated is not None and stated.topic.store_id == view.store_id and stated.move is None:
@@ -182,7 +182,7 @@ def _thaw(view: Cluster, topic_id: int | None, failure: FirstFailure) -> None:
 
 
 def follow_all(cluster: Cluster) -> None:
-    """Bring all data stores up to date. One that does not answer is logged, and does not stop the others."""
+    """Bring all data stores up to date. Log an error of a store, which does not stop the others."""
     home = cluster.home
     stores = home.store_ids()
     if stores == [HOME]:
@@ -192,7 +192,7 @@ def follow_all(cluster: Cluster) -> None:
             if store_id != HOME:
                 copy_brokers(home, home.at(store_id))
             follow(home, store_id)
-        except Exception as error:  # of whatever kind: the other stores go on
+        except Exception as error:  # any error: the other stores go on
             logger.warning("store %s does not follow the home store: %s", store_id, redact(str(error)))
 
 
@@ -202,7 +202,7 @@ def _create(data: Cluster, topic: Topic) -> None:
             return
         if (copy := stated_topic(connection, topic.topic_id)) is not None:
             _check_same(topic, copy.topic)
-            return  # another process was first
+            return  # another process was faster
         free_name(data, connection, topic.name)
         loads = read_loads(connection, data.store.clock(connection))
         placement = place_replicas(loads, topic.partition_count, topic.replication_factor)
@@ -225,7 +225,7 @@ def _copy(home: Cluster, data: Cluster, topic: Topic, copy: Topic) -> None:
 
 
 def free_name(view: Cluster, connection: sa.Connection, name: str) -> None:
-    """Take the name from copies of this data store that are to be deleted. Home has freed the name before."""
+    """Mark other copies with this name in the data store as deleted. The home store has freed the name before."""
     for topic_id in topics_with_name(connection, name):
         stated = view.home.store.read_as_primary(lambda c, i=topic_id: (stated_topic(c, i),))[0]  # type: ignore[misc]
         check_decided(view, stated, stated_topic(connection, topic_id))
@@ -233,7 +233,7 @@ def free_name(view: Cluster, connection: sa.Connection, name: str) -> None:
 
 
 def _delete_copy(view: Cluster, topic_id: int) -> None:
-    """Delete the rows of a topic that is to be in no store any more, or in another one that has it live."""
+    """Delete the rows of a topic that the home store has deleted, or assigned to another store where it is live."""
 
     def delete(connection: sa.Connection, stated: StatedTopic | None) -> None:
         copy = stated_topic(connection, topic_id)
@@ -243,11 +243,11 @@ def _delete_copy(view: Cluster, topic_id: int) -> None:
         if stated is not None and exists and view.store_id in stated.stores:
             return
         if stated is not None and not exists and stated.topic.uuid != copy.topic.uuid:
-            return  # home, which was restored, had given the id of the lost topic to the one that is deleted
+            return  # the home store was restored, and gave the id of this lost topic to the deleted one
         check_decided(view, stated, copy)
         if stated is not None and exists and not _is_live_there(view, stated):
             return
-        # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
+        # appends lock their partition's row: wait for them, or their segment rows would outlive the topic
         lock_all_partitions(connection, topic_id)
         if exists:
             delete_moved_rows(connection, topic_id)
@@ -258,7 +258,7 @@ def _delete_copy(view: Cluster, topic_id: int) -> None:
 
 
 def _is_live_there(view: Cluster, stated: StatedTopic) -> bool:
-    """Whether the store that home names has the topic live: until then another copy is not deleted."""
+    """Whether the topic is live in the store that the home store names. Until then, no other copy is deleted."""
     topic = stated.topic
     if topic.store_id == HOME:
         return True
@@ -268,11 +268,11 @@ def _is_live_there(view: Cluster, stated: StatedTopic) -> bool:
 
 
 def check_decided(view: Cluster, stated: StatedTopic | None, copy: StatedTopic | None) -> None:
-    """Raise StoreChangedError unless home has decided that this data store is not to have its copy of a topic any more.
+    """Raise StoreChangedError unless the home store has decided that this data store must delete its copy of a topic.
 
-    Home keeps the row of a topic until no data store has a copy, and counts its moves, also those that are cancelled.
-    So if it has no row, or has counted fewer moves than the copy, home is an older copy of the store that decided about
-    the copy. `store accept` adopts the newest copy of each topic, and counts one move more, so that others are deleted.
+    The home store keeps the row of a topic until no data store has a copy, and counts its moves, even cancelled ones.
+    So if it has no row, or has counted fewer moves than the copy, it is older than the store that decided about the
+    copy. `store accept` adopts the newest copy of each topic, and counts one more move: so the others are deleted.
     """
     if copy is None or view.store_id == HOME or copy.state == DELETING:
         return
@@ -284,7 +284,7 @@ def check_decided(view: Cluster, stated: StatedTopic | None, copy: StatedTopic |
 
 
 def _check_same(topic: Topic, copy: Topic) -> None:
-    """Raise StoreChangedError if home, which was restored, has given the id of a lost topic to another one."""
+    """Raise StoreChangedError if the home store was restored, and gave the id of a lost topic to another one."""
     if topic.uuid != copy.uuid:
         raise _unknown(copy)
 

@@ -1,20 +1,20 @@
 """Moves topics between the stores of a cluster. Segment files never move.
 
-    step      in which store                 what it does, and what holds until the next step
-    begin     home                           records the move
-    freeze    the one that has the topic     partitions stay as they are: appends and other changes are refused, and
-                                             producers repeat them; reads go on
-    copy      the one that gets it           has all rows; the copy is not live, and its partitions are frozen
-    decide    home                           the topic is in the other store; until then the move can be cancelled
-    live      the one that has got it        the partitions thaw; clients look the topic up again, and find it there
-    remove    the one that had it            deletes the rows
+    step      store     effect, until the next step
+    begin     home      records the move
+    freeze    source    the partitions stay unchanged: appends and other changes are refused, and producers repeat them;
+                        reads go on
+    copy      target    gets all rows; the copy is not live, and its partitions are frozen
+    decide    home      assigns the topic to the target; until then the move can be cancelled
+    live      target    the partitions thaw; clients look the topic up again, and find it there
+    remove    source    deletes the rows
 
-The steps may be repeated, by several processes at once, and continued by another process: a coordinator does so
-(`continue_moves`). Whoever changes a store for a move does that with `change_copy`: under the lock of the topic in this
-store, and knowing what home, as the primary, says under this lock. Home decides by one statement, which needs the
-recorded move. So it decides for a complete copy, of partitions that have not changed since: the rows are read from the
-primary of the store that has the topic (`Store.snapshot_as_primary`). If home gets the topic, it copies and decides in
-one transaction.
+Several processes may do the same steps at once, and another process, such as a coordinator, may continue them
+(`continue_moves`). Each change of a store for a move uses `change_copy`: it holds the lock of the topic in this store,
+and reads the present state of the move from the primary of the home store. Home decides by one statement, which needs
+the recorded move. So it decides for a complete copy of partitions that have not changed since: their rows are read from
+the primary of the source (`Store.snapshot_as_primary`). If home is the target, it copies and decides in one
+transaction.
 """
 
 import logging
@@ -65,16 +65,17 @@ from spark_log.transactions.part_rows import has_pending
 logger = logging.getLogger(__name__)
 
 PATIENCE_MS = 10_000
-"""How long a move waits for open transactions with records in the topic. It does not wait longer: their commit fails,
-and their clients abort and repeat them. For those that are prepared, it waits until they have ended."""
+"""The time that a move waits for open transactions in the topic. After it, their commits fail, and their clients abort
+and repeat them. The move waits for prepared transactions until they have ended.
+"""
 _PAUSE_S = 0.2
 
 
 def move_topic(cluster: Cluster, name: str, store: str) -> None:
-    """Move a topic to the store with this name, and return when it is there.
+    """Move a topic to the store with this name. Return when it is there.
 
-    The same call continues a move that was interrupted. Appends wait while the rows are copied. Raises the errors of
-    `begin_move` and of the stores, IllegalStateError if the move is cancelled meanwhile.
+    The same call continues an interrupted move. Appends wait while the rows are copied. Raises the errors of
+    `begin_move` and of the stores, and IllegalStateError if the move is cancelled meanwhile.
     """
     move = begin_move(cluster, name, store)
     if move is not None:
@@ -82,11 +83,11 @@ def move_topic(cluster: Cluster, name: str, store: str) -> None:
 
 
 def begin_move(cluster: Cluster, name: str, store: str) -> tuple[Topic, TopicMove] | None:
-    """Record the move of a topic. Returns None if it is in that store already.
+    """Record the move of a topic. Return the topic and the move, or None if the topic is already in that store.
 
     Raises UnknownTopicOrPartitionError, StoreNotFoundError, PolicyViolationError for an internal topic, and
     InvalidConfigurationError for a topic that is being moved to another store, a store that takes no topics, and a
-    topic of share groups, also of their dead letters.
+    topic that share groups read or write dead letters to.
     """
     validate_user_topic(name, "move")
     home = cluster.home
@@ -124,13 +125,13 @@ def begin_move(cluster: Cluster, name: str, store: str) -> tuple[Topic, TopicMov
 
 
 def cancel_move(cluster: Cluster, name: str) -> bool:
-    """Cancel the move of a topic. Returns False if it is not being moved, or has got to the other store already."""
+    """Cancel the move of a topic. Return False if it is not being moved, or is already in the other store."""
     home = cluster.home
 
     def cancel(connection: sa.Connection) -> StatedTopic | None:
         topic = find_topic(connection, name, lock=True)
         stated = stated_topic(connection, topic.topic_id)
-        if stated is not None and stated.move is not None:  # counted, so that the copy is known to be of no use
+        if stated is not None and stated.move is not None:  # counted as a move, so that the copy is deleted
             set_store(connection, topic.topic_id, topic.store_id, stated.move_epoch + 1)
         return stated
 
@@ -143,8 +144,8 @@ def cancel_move(cluster: Cluster, name: str) -> bool:
 
 
 def drain_store(cluster: Cluster, name: str, to: str) -> Iterator[tuple[str, int]]:
-    """Let a store take no new topics, and move its topics to the store `to`. Yields the name of each topic that was
-    moved, and the number of those left. Raises StoreNotFoundError and the errors of `move_topic`.
+    """Let a store take no new topics, and move its topics to the store `to`. Yield the name of each moved topic, and
+    the number of topics left. Raises StoreNotFoundError and the errors of `move_topic`.
     """
     home = cluster.home
     info = set_draining(home, name)
@@ -156,8 +157,8 @@ def drain_store(cluster: Cluster, name: str, to: str) -> Iterator[tuple[str, int
 
 
 def continue_move(cluster: Cluster, topic: Topic, move: TopicMove, *, wait: bool = True) -> None:
-    """Do the steps of a move that is recorded. `topic` is as it was when the move began. Without `wait`, a move that
-    has to wait for transactions is left to a later call.
+    """Do the steps of a recorded move. `topic` is the topic when the move began. Without `wait`, return if the move has
+    to wait for transactions; a later call continues it. Raises IllegalStateError if the move is cancelled meanwhile.
     """
     home = cluster.home
     source, target = home.at(topic.store_id), home.at(move.to)
@@ -172,7 +173,7 @@ def continue_move(cluster: Cluster, topic: Topic, move: TopicMove, *, wait: bool
     if target is not home:
         home.store.transact(lambda connection: end_move(connection, topic.topic_id, move), announce=True)
         failpoint("move.decided")
-    for view in (target, source):  # clients find it in the new store before it is gone from the old one
+    for view in (target, source):  # clients find the topic in the new store before the old one removes it
         follow(home, view.store_id, topic.topic_id)
         failpoint("move.followed")
     now = home.store.read(lambda connection: stated_topic(connection, topic.topic_id))
@@ -181,7 +182,7 @@ def continue_move(cluster: Cluster, topic: Topic, move: TopicMove, *, wait: bool
 
 
 def continue_moves(cluster: Cluster) -> None:
-    """Continue the moves that were interrupted. One that fails is logged, and does not stop the others."""
+    """Continue the interrupted moves. Log the error of a move, which does not stop the others."""
     for topic, move in cluster.home.store.read(lambda connection: moving_topics(connection, IS_LIVE)):
         try:
             continue_move(cluster, topic, move, wait=False)
@@ -190,14 +191,14 @@ def continue_moves(cluster: Cluster) -> None:
 
 
 def _freeze(source: Cluster, topic: Topic, move: TopicMove) -> bool:
-    """Freeze the partitions, unless home has ended the move. Returns False if the move is to wait for transactions."""
+    """Freeze the partitions, unless the home store has ended the move. Return False if transactions must end first."""
 
     def freeze(connection: sa.Connection, stated: StatedTopic | None) -> bool:
         if stated is None or stated.state != LIVE or stated.move != move:
             return True
         here = TOPIC.topic_id == topic.topic_id
         connection.execute(sa.select(TOPIC.topic_id).where(here).with_for_update()).all()  # no partitions are added
-        # a part that is prepared later finds the partitions frozen, and one that was prepared before is seen here
+        # parts that are prepared later find the partitions frozen; those prepared before are visible here
         lock_all_partitions(connection, topic.topic_id)
         waited_ms = source.home.store.now().wall_ms - move.began_ms
         if has_pending(connection, topic.topic_id, only_prepared=waited_ms >= PATIENCE_MS):
@@ -209,7 +210,7 @@ def _freeze(source: Cluster, topic: Topic, move: TopicMove) -> bool:
 
 
 def _copy(source: Cluster, target: Cluster, topic: Topic, move: TopicMove) -> None:
-    """Copy the rows, unless they were copied for this move before or home has ended it."""
+    """Copy the rows, unless they were copied for this move before, or the home store has ended the move."""
 
     def copy(connection: sa.Connection, stated: StatedTopic | None) -> None:
         if stated is None or stated.state != LIVE or stated.move != move:
@@ -219,12 +220,12 @@ def _copy(source: Cluster, target: Cluster, topic: Topic, move: TopicMove) -> No
             return
         check_decided(target, stated, there)
         delete_moved_rows(connection, topic.topic_id)  # of another move
-        # an old primary of the source may have partitions that were frozen for an earlier move, and lack appends since
+        # a former primary may have partitions that are frozen for an earlier move, and lack the appends since
         with source.store.snapshot_as_primary() as reading:
             copied = stated_topic(reading, topic.topic_id)
             if copied is None or not are_frozen(reading, topic.topic_id):
                 raise IllegalStateError(f"topic {topic.name!r}: its partitions are not frozen")
-            # home may not know yet that partitions were added
+            # the home store may not know yet that partitions were added
             numbers = copied.topic.partition_count, copied.topic.replication_factor
             if target.store_id == HOME:
                 set_partition_count(connection, topic.topic_id, numbers[0])

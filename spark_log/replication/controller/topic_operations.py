@@ -60,7 +60,7 @@ from spark_log.tables.topic_tables import TABLE_CONFIGS, check_tables
 logger = logging.getLogger(__name__)
 
 PARTITIONS_MAX = 100_000
-"""More in one topic are refused: every describe and plan would be slow."""
+"""The maximum number of partitions of a topic. With more, every describe and plan would be slow."""
 
 
 def create_topic(
@@ -74,8 +74,8 @@ def create_topic(
 ) -> Topic:
     """Create a topic, and return it.
 
-    `store` is the name of the store that gets its partitions, by default the cluster setting topic.default.store; the
-    home store if errors.deadletterqueue.group.enable is set, as share groups write their dead letters there.
+    `store` names the store for the topic's partitions. The default is that of the cluster setting topic.default.store,
+    but with errors.deadletterqueue.group.enable the home store: share groups only write dead letters there.
 
     Raises StoreNotFoundError, InvalidTopicError, TopicAlreadyExistsError (also where only `.` and `_` differ),
     InvalidPartitionsError, InvalidReplicationFactorError, InvalidConfigurationError, PolicyViolationError (internal
@@ -95,7 +95,7 @@ def check_new_topic(
     *,
     store: str | None = None,
 ) -> None:
-    """Raise the errors of `create_topic`, and create nothing."""
+    """Raise the errors of `create_topic`, but create nothing."""
     validate_user_topic(name, "create")
     store = store or _default_store(cluster, configs)
     plan = _plan_topic(cluster, name, partitions, replication_factor, configs, store)
@@ -103,7 +103,7 @@ def check_new_topic(
 
 
 def _default_store(cluster: Cluster, configs: Mapping[str, str] | None) -> str:
-    """Return the store of a topic for which none is named. Those of dead letters are in the home store."""
+    """Return the default store for a topic. Topics for dead letters are in the home store."""
     if TopicConfig.from_overrides(canonical(configs or {})).errors_deadletterqueue_group_enable:
         return HOME_NAME
     return cluster.store.settings.topic_default_store
@@ -112,7 +112,7 @@ def _default_store(cluster: Cluster, configs: Mapping[str, str] | None) -> str:
 def create_internal_topic(
     cluster: Cluster, name: str, partitions: int, replication_factor_max: int, configs: Mapping[str, str]
 ) -> Topic:
-    """Create a topic that the cluster itself writes. It has a replica on each live broker, at most
+    """Create a topic that the cluster itself writes. It has as many replicas as there are live brokers, at most
     `replication_factor_max`. Raises TopicAlreadyExistsError.
     """
     plan = _plan_topic(cluster, name, partitions, replication_factor_max, configs, HOME_NAME, fewer_replicas=True)
@@ -138,7 +138,7 @@ def _plan_topic(
     *,
     fewer_replicas: bool = False,
 ) -> Callable[[sa.Connection], _NewTopic]:
-    """Check the topic, and return a function that checks and plans it in the transaction that may insert it."""
+    """Check the topic. Return a function that checks and plans it in the transaction that may insert it."""
     _check_partition_count(partitions)
     overrides = canonical(configs or {})
     config = TopicConfig.from_overrides(overrides)
@@ -158,7 +158,7 @@ def _plan_topic(
         return typed_columns(connection, config, None, external)
 
     if any(part.format != "bytes" for part in config.parts):
-        # Parsing may take long. In the transaction, for which other writers wait, the result is remembered.
+        # Parsing may take long, and other writers wait for the transaction. So the result is cached before it.
         cluster.store.read(columns)
 
     def plan(connection: sa.Connection) -> _NewTopic:
@@ -184,7 +184,7 @@ def _create_topic(cluster: Cluster, name: str, plan: Callable[[sa.Connection], _
 
     try:
         topic = cluster.store.transact(create, announce=True)
-    except MetadataConflictError as error:  # two creators at once on PostgreSQL: the unique key decides
+    except MetadataConflictError as error:  # another process created it at the same time: the unique key decides
         raise TopicAlreadyExistsError(_exists_already(name)) from error
     if topic.store_id != HOME:
         failpoint("topic.created-at-home")
@@ -193,18 +193,18 @@ def _create_topic(cluster: Cluster, name: str, plan: Callable[[sa.Connection], _
 
 
 def _finish_creation(cluster: Cluster, topic: Topic) -> None:
-    """Let the data store insert the topic. If it cannot, the topic is deleted, here or by a coordinator."""
+    """Let the data store insert the topic. If it cannot, delete the topic: a coordinator completes that."""
     try:
         follow(cluster, topic.store_id, topic.topic_id)
     except SparkLogError:
         with contextlib.suppress(SparkLogError):
             cluster.store.transact(lambda c: set_deleting(c, topic.topic_id, CREATING), timeout_ms=1_000)
         raise
-    cluster.store.read(lambda connection: find_topic(connection, topic.name))  # a coordinator has not removed it
+    cluster.store.read(lambda connection: find_topic(connection, topic.name))  # raises if a coordinator removed it
 
 
 def _exists_already(name: str) -> str:
-    return f"Topic {name!r} already exists."  # as Kafka says it
+    return f"Topic {name!r} already exists."  # Kafka's message
 
 
 def alter_configs(
@@ -217,17 +217,17 @@ def alter_configs(
     reset: bool = False,
     seen: Topic | None = None,
 ) -> Topic:
-    """Set configs of a topic; None resets a config to its default. The changes apply to the next append, read or
-    maintenance.
+    """Set configs of a topic. None resets a config to its default. The changes apply from the next append, read or
+    maintenance on.
 
-    With `validate_only` they stay as they are, and the result is the topic as it would be; without `ask_registry`,
-    typed columns that depend on an external schema registry are left as they are. With `reset`, a field of a new
-    key.schema or value.schema that does not fit its typed column gets another one (`log/columns/resets.py`).
-    With `seen`, from which the changes follow, raises MetadataConflictError if the topic has other configs now.
+    With `validate_only`, return the topic with the changes, but store nothing; without `ask_registry`, typed columns
+    that depend on an external schema registry are then the old ones. With `reset`, a field of a new key.schema or
+    value.schema that does not fit its typed column gets another column (`log/columns/resets.py`).
+    Raises MetadataConflictError if the topic has other configs than `seen`, from which the caller made the changes.
     """
     changes = canonical(changes)
     TopicConfig.from_overrides({key: value for key, value in changes.items() if value is not None})
-    # a name to be put back is checked too
+    # names of configs to reset are checked too
     unknown = [key for key, value in changes.items() if value is None and key not in TopicConfig().as_text()]
     if unknown:  # a newer release may have set it
         set_ = cluster.store.read(lambda connection: find_topic(connection, name)).overrides
@@ -273,7 +273,7 @@ def alter_configs(
 
 
 def _followed(cluster: Cluster, topic: Topic) -> Topic:
-    """Let the topic's data store follow a change. If it does not answer, a coordinator repeats that."""
+    """Let the topic's data store follow a change. If it does not answer, a coordinator does this later."""
     try:
         follow(cluster, topic.store_id, topic.topic_id)
     except RetriableError as error:
@@ -282,9 +282,9 @@ def _followed(cluster: Cluster, topic: Topic) -> Topic:
 
 
 def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bool = False) -> Topic:
-    """Raise the number of partitions to `total`. Keys will hash to other partitions than before, as in Kafka.
+    """Raise the number of partitions to `total`. As in Kafka, keys then hash to other partitions than before.
 
-    With `validate_only` the topic does not change, but the same errors are raised.
+    With `validate_only`, raise the same errors, but change nothing.
     """
     validate_user_topic(name, "add partitions to")
     _check_partition_count(total)
@@ -313,9 +313,9 @@ def add_partitions(cluster: Cluster, name: str, total: int, *, validate_only: bo
 
 
 def delete_topic(cluster: Cluster, name: str, *, topic_id: int | None = None) -> None:
-    """Delete a topic: its metadata now, its files after file.delete.delay.ms. A new topic never has these files.
+    """Delete a topic: its metadata now, and its files after file.delete.delay.ms. A new topic never gets these files.
 
-    Raises UnknownTopicOrPartitionError, also if the topic has another id than a given `topic_id`: then it was deleted
+    Raises UnknownTopicOrPartitionError. Also raises it if the topic's id is not `topic_id`: then the topic was deleted
     and created again.
     """
     validate_user_topic(name, "delete")
@@ -325,9 +325,9 @@ def delete_topic(cluster: Cluster, name: str, *, topic_id: int | None = None) ->
         if topic_id not in (None, topic.topic_id):
             raise UnknownTopicOrPartitionError(f"topic {name!r}: it was deleted and created again")
         stated = stated_topic(connection, topic.topic_id)
-        # appends hold their partition's row: wait for them, or their segment rows would outlive the topic
+        # appends lock their partition's row: wait for them, or their segment rows would outlive the topic
         lock_all_partitions(connection, topic.topic_id)
-        if topic.store_id == HOME and stated is not None and stated.move is not None:  # that store may have a copy
+        if topic.store_id == HOME and stated is not None and stated.move is not None:  # the target may have a copy
             set_store(connection, topic.topic_id, stated.move.to, stated.move_epoch + 1)
             topic = replace(topic, store_id=stated.move.to)
         if topic.store_id != HOME:
@@ -335,7 +335,7 @@ def delete_topic(cluster: Cluster, name: str, *, topic_id: int | None = None) ->
             set_deleting(connection, topic.topic_id)
             retire_folder(connection, topic, cluster.store.clock(connection))
             return topic
-        # pending batches stay: their transaction can no longer be committed, and drops them when it ends
+        # pending batches stay: their transaction can no longer commit, and deletes them when it ends
         delete_topic_rows(connection, topic.topic_id)
         retire_folder(connection, topic, cluster.store.clock(connection))
         return topic
@@ -355,7 +355,7 @@ def insert_topic(
     now: StoreClock,
     typed_columns: str | None = None,
 ) -> Topic:
-    """Insert the rows of a new topic. `placement` has the AR of each partition as (broker id, log dir id); it is empty
+    """Insert the rows of a new topic. `placement` has the AR of each partition as (broker id, log dir id). It is empty
     for an internal topic that the store itself keeps.
     """
     topic = insert_topic_row(connection, name, len(placement), replication_factor, overrides, now, typed_columns)
@@ -364,7 +364,7 @@ def insert_topic(
 
 
 def _merged(topic: Topic, changes: Mapping[str, str | None]) -> tuple[dict[str, str], TopicConfig]:
-    """Return the configs of the topic after the changes."""
+    """Return the topic's configs after the changes, as overrides and parsed."""
     merged = {**topic.overrides, **changes}
     overrides = {key: value for key, value in merged.items() if value is not None}
     return overrides, TopicConfig.from_stored(overrides)

@@ -1,9 +1,9 @@
-"""Lets a follower catch up: its replica gets the segments that it lacks, whole and in order (invariant 10).
+"""Lets a follower catch up: copies the segments that its replica lacks, whole and in order (invariant 10).
 
-A run of files is copied into the replica's log dir. Then one transaction moves its LEO over them and over the blobs
-that follow, if nothing has changed since the run was planned: same leader epoch, same LEO, same segments. So a second
-process that copies the same replica, an election, a seal or a kill wastes at most one run. Each file of a wasted run is
-one that the metadata names, or an orphan. Nothing is deleted here.
+A run of files is copied into the replica's log dir. Then one transaction moves the LEO over these files and over the
+blobs that follow, if nothing has changed since the run was planned: same leader epoch, same LEO, same segments. So a
+second process that copies the same replica, an election, a seal or a kill wastes at most one run. The files of a wasted
+run are named by the metadata, or are orphans. Nothing is deleted here.
 """
 
 import contextlib
@@ -38,19 +38,19 @@ from spark_log.tables.publication import try_publish
 
 RUN_FILES_MAX = 64
 RUN_BYTES_MAX = 64 * 1024 * 1024
-"""A run ends with the file that brings it to this size, or after RUN_FILES_MAX files, so that the LEO, and with it the
+"""A run ends with the file that makes it as large as this, or after RUN_FILES_MAX files. So the LEO, and with it the
 high watermark, moves often.
 """
 
 _OVERTAKEN_MAX = 10
-"""The number of runs in a row without progress, because the partition changed or nothing could be copied, after which
-the copy fails.
+"""The copy fails after this number of successive runs without progress, in which the partition changed or nothing could
+be copied.
 """
 
 
 @dataclass(frozen=True)
 class _Piece:
-    """A segment file, its offsets [base_offset, end_offset), and the log dirs to copy it from, the best first."""
+    """A segment file of offsets [base_offset, end_offset), and the log dirs from which to copy it, the best first."""
 
     base_offset: int
     end_offset: int
@@ -61,19 +61,19 @@ class _Piece:
 
 @dataclass
 class _Copied:
-    """The part of a run that is in the log dir now. `error` is the error that ended the run early."""
+    """The number of pieces of a run that are in the log dir now. `error` is the error that ended the run early."""
 
     pieces: int = 0
     error: BaseException | None = None
 
 
 def catch_up(cluster: Cluster, topic: Topic, partition: int, broker_id: int) -> Replica:
-    """Copy to a replica all records up to the log end offset at the time of the call, and publish them.
+    """Copy all records up to the log end offset at the time of the call to a replica, and publish them.
 
-    Returns the replica as it is then. Files that were copied before an error stay. Raises
-    UnknownTopicOrPartitionError if there is no such replica, CorruptRecordError if no other replica has a segment
-    whole, StorageUnavailableError or LogDirMismatchError if its log dir fails (which is reported to the controller),
-    NotLeaderForPartitionError if the partition keeps changing.
+    Return the replica after that. Files that were copied before an error stay. Raises UnknownTopicOrPartitionError if
+    there is no such replica, CorruptRecordError if no other replica has an undamaged copy of a segment,
+    StorageUnavailableError or LogDirMismatchError if the replica's log dir fails (which is reported to the controller),
+    and NotLeaderForPartitionError if the partition keeps changing.
     """
     copying = ReplicaCopy(cluster, topic, partition, broker_id)
     try:
@@ -89,7 +89,7 @@ class _StoppedError(Exception):
 
 @dataclass
 class ReplicaCopy:
-    """Copies one replica, without publication. `moved` is True if its LEO or the ISR has changed.
+    """Copies one replica, without publication. `moved` tells whether its LEO or the ISR has changed.
 
     When `stop` is set, `run` returns early.
     """
@@ -105,7 +105,7 @@ class ReplicaCopy:
     def run(self) -> Replica:
         """Copy all records up to the log end offset at the time of the call.
 
-        Returns the replica as it is then. Raises the errors of `catch_up`.
+        Return the replica after that. Raises the errors of `catch_up`.
         """
         goal: int | None = None
         overtaken = 0
@@ -122,7 +122,7 @@ class ReplicaCopy:
                 overtaken += 1
                 if overtaken >= _OVERTAKEN_MAX:
                     raise
-                continue  # the segment that could not be copied may have been truncated: plan again
+                continue  # plan again: a segment that could not be copied may have been truncated
             now = after.replica(self.broker_id)
             assert now is not None
             overtaken = overtaken + 1 if now == replica else 0
@@ -139,7 +139,7 @@ class ReplicaCopy:
                 )
 
     def plan(self) -> tuple[PartitionState, Replica, list[_Piece]]:
-        """Read the partition, the replica and the next run of files that it lacks, in one snapshot."""
+        """Return the partition, the replica, and the next run of files that the replica lacks, of one snapshot."""
         key = (self.topic.topic_id, self.partition)
 
         def read(connection: sa.Connection) -> tuple[PartitionState, Replica, list[_Piece]]:
@@ -157,7 +157,7 @@ class ReplicaCopy:
                 .limit(RUN_FILES_MAX)
             )
             alive = alive_log_dirs(connection, self.cluster.store.clock(connection))
-            # live replicas first, because the mounts of dead ones may hang; among them those in sync first
+            # first live replicas, because mounts of dead ones may hang; of these first those in sync
             others = sorted(
                 (other for other in state.replicas if other.broker_id != self.broker_id),
                 key=lambda other: (other.log_dir_id not in alive, not other.in_sync),
@@ -176,9 +176,9 @@ class ReplicaCopy:
         return self.cluster.store.read(read)
 
     def copy(self, replica: Replica, pieces: Sequence[_Piece]) -> _Copied:
-        """Copy the files into the replica's log dir, in order, up to the first that fails.
+        """Copy the files into the replica's log dir, in order, up to the first failure.
 
-        Errors are returned in the result. A failure of the replica's log dir is reported to the controller.
+        The result has the error. A failure of the replica's log dir is reported to the controller.
         """
         copied = _Copied()
         if not pieces:
@@ -190,14 +190,14 @@ class ReplicaCopy:
                 if self.stop.is_set():
                     raise _StoppedError
                 if _has_file(target, piece.file):
-                    # its writer may have been killed before it forced the folders to disk
+                    # the file's writer may have been killed before it synced the folders to disk
                     target.sync(piece.file.path, ancestors=True)
                 else:
                     sources = (self._open(infos[log_dir_id]) for log_dir_id in piece.sources if log_dir_id in infos)
                     copy_segment((found for found in sources if found is not None), target, piece.file, self._pace)
                     failpoint("copy.file-written")
                 copied.pieces += 1
-        except LOG_DIR_FAILURES as error:  # the target's: `copy_segment` skips sources that fail
+        except LOG_DIR_FAILURES as error:  # of the target: `copy_segment` skips sources that fail
             copied.error = error
             size = pieces[copied.pieces].file.bytes
             report_failure(self.cluster.store, LogDirId(replica.log_dir_id), size)
@@ -206,10 +206,10 @@ class ReplicaCopy:
         return copied
 
     def commit(self, state: PartitionState, replica: Replica, pieces: Sequence[_Piece]) -> PartitionState:
-        """Move the replica's LEO over the pieces, which are in its log dir, and over the blobs that follow.
+        """Move the replica's LEO over the pieces, which its log dir now has, and over the blobs that follow.
 
-        Returns the new state of the partition. Raises NotLeaderForPartitionError if the partition has changed since the
-        run was planned, UnknownTopicOrPartitionError if it was deleted.
+        Return the new state of the partition. Raises NotLeaderForPartitionError if the partition has changed since the
+        run was planned, and UnknownTopicOrPartitionError if it was deleted.
         """
         start = replica.log_end_offset
         end = pieces[-1].end_offset if pieces else start
@@ -231,7 +231,7 @@ class ReplicaCopy:
                 before[key],
                 made,
                 names_now,
-                # up to there are only blobs, or offsets that retention has deleted
+                # before the next file there are only blobs, and offsets that retention has deleted
                 before[key].log_end_offset if next_file is None else next_file,
                 alive=replica.log_dir_id in alive,
             )
@@ -245,7 +245,7 @@ class ReplicaCopy:
         return after
 
     def _open(self, info: LogDirInfo) -> LogDir | None:
-        """Open a source. Returns None if it fails, or does not answer."""
+        """Open a source. Return None if it fails or does not answer."""
         opened = self.cluster.opened_log_dir(info)
         if opened is not None:
             return opened
@@ -263,7 +263,7 @@ class ReplicaCopy:
 
 
 def _has_file(target: LogDir, file: SegmentFile) -> bool:
-    """Whether the log dir has the file whole. A file that cannot be read (a bad sector) counts as damaged."""
+    """Whether the log dir has the whole, undamaged file. An unreadable file (a bad sector) counts as damaged."""
     with contextlib.suppress(SparkLogError):
         return is_whole(target, file)
     return False

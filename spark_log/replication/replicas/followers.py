@@ -24,16 +24,16 @@ logger = logging.getLogger(__name__)
 COPIES_MAX = 4
 """The maximum number of copies at the same time."""
 OUT_OF_SYNC_COPIES_MAX = 2
-"""The maximum number of copies of replicas outside the ISR. The throttled copy of a reassignment may take hours; the
-other copies stay available for members of the ISR, for which writers wait.
+"""The maximum number of copies to replicas outside the ISR at the same time. A throttled copy of a reassignment may
+take hours, and writers wait for ISR members: so the other copies are reserved for these.
 """
 
 _READY_PAUSE, _READY_PAUSE_S_MAX = 10.0, 2.0
-"""While copies of the last poll are left to begin, the pause until the next poll as a multiple of its duration, and the
-maximum pause: a new member of the ISR that lags is found by a poll.
+"""While copies of the last poll have not begun, the pause before the next poll is this multiple of the poll's duration.
+The pause has a maximum, because only a poll finds a new ISR member that lags.
 """
 _STAND_IN_PAUSE_S = 1.0
-"""While a coordinator lives, the pause until its lease is read again after an append."""
+"""While a coordinator lives, the pause after an append until the coordinator's lease is read again."""
 _BACK_OFF_S_MIN, _BACK_OFF_S_MAX = 0.1, 5.0
 
 ReplicaKey = tuple[int, int, int]
@@ -41,30 +41,30 @@ ReplicaKey = tuple[int, int, int]
 
 
 def back_off_s(failures: int) -> float:
-    """Return the pause in seconds before the next try of a replica whose copy has failed `failures` times in a row."""
+    """Return the pause in seconds before the next try of a replica whose copies failed `failures` successive times."""
     return min(_BACK_OFF_S_MAX, _BACK_OFF_S_MIN * 2.0 ** min(failures - 1, 16))
 
 
 def ready_pause_s(took_s: float) -> float:
-    """Return the pause in seconds after a poll that took `took_s` while its copies are left to begin."""
+    """Return the pause in seconds after a poll that took `took_s`, while some of its copies have not begun."""
     return min(_READY_PAUSE_S_MAX, _READY_PAUSE * took_s)
 
 
 def in_turn(
     behind: Iterable[LaggingReplica], left_out: Set[ReplicaKey], turns: Mapping[ReplicaKey, int]
 ) -> deque[LaggingReplica]:
-    """Return the replicas in the order in which to copy them: members of the ISR before others, in both groups the
-    oldest last turn first.
+    """Return the replicas in the order of copying: ISR members before others, and in both groups those first whose last
+    turn is the oldest.
 
-    `left_out` has those that are being copied and those that pause after a failure, and `turns` the number of the last
-    turn of each replica, which grows with each copy that begins.
+    `left_out` are replicas that are being copied, or that pause after a failure. `turns` has the number of each
+    replica's last turn; each copy that begins has a higher number.
     """
     ready = [one for one in behind if one.key not in left_out]
     return deque(sorted(ready, key=lambda one: (not one.in_sync, turns.get(one.key, 0))))
 
 
 def take_next(ready: deque[LaggingReplica], under_way: Iterable[bool]) -> list[LaggingReplica]:
-    """Take from `ready` the replicas to copy now, in addition to the copies under way (True: in the ISR)."""
+    """Take from `ready` the replicas to copy now, in addition to the copies under way (True: to an ISR member)."""
     copies = list(under_way)
     taken: list[LaggingReplica] = []
     while ready and len(copies) < COPIES_MAX:
@@ -89,14 +89,14 @@ class _Failure:
 
 
 class Followers:
-    """Brings up to date the replicas of the served broker `broker_id`; without it, those of all embedded brokers.
+    """Brings replicas up to date: those of the served broker `broker_id`, or without it those of all embedded brokers.
 
-    Thread-safe. The first `wake` starts a daemon thread. Each copy runs in a daemon thread of its own, because it may
-    be abandoned at any point.
+    Thread-safe. The first `wake` starts a daemon thread. Each copy runs in its own daemon thread, because it may be
+    abandoned at any point.
     """
 
     def __init__(self, cluster: Cluster, broker_id: int | None = None, *, stands_in: bool = False) -> None:
-        """With `stands_in` it does nothing while a coordinator lives, which copies to all embedded brokers."""
+        """With `stands_in`, do nothing while a coordinator lives, because that copies to all embedded brokers."""
         self._cluster = cluster
         self._stands_in = stands_in
         self._broker_id = broker_id
@@ -110,13 +110,13 @@ class Followers:
         self._wanted = 0
         """The value of `_woken` for which `drain` waits."""
         self._idle = True
-        """Whether that poll found no lagging replica."""
+        """Whether the last completed poll found no lagging replica."""
         self._under_way: dict[ReplicaKey, _UnderWay] = {}
-        """The copies that take turns; a copy that was left may still have a thread in `_copies`."""
+        """The copies that take turns. An abandoned copy is not among them, but may still have a thread in `_copies`."""
         self._copies: set[threading.Thread] = set()
         self._failures: dict[ReplicaKey, _Failure] = {}
         self._ready: deque[LaggingReplica] = deque()
-        """The lagging replicas of the last poll whose copies are not begun yet, and `_topics` their topics."""
+        """The lagging replicas of the last poll whose copies have not begun. `_topics` has their topics."""
         self._topics: Mapping[str, Topic] = {}
         self._turns: dict[ReplicaKey, int] = {}
         self._turn = 0
@@ -135,7 +135,7 @@ class Followers:
             self.wake()
 
     def wake(self) -> None:
-        """Make the thread poll for lagging replicas soon. Does nothing after `close` or `request_stop`."""
+        """Let the thread poll for lagging replicas soon. Do nothing after `close` or `request_stop`."""
         with self._changed:
             if self._stop.is_set():
                 return
@@ -146,7 +146,7 @@ class Followers:
             self._changed.notify_all()
 
     def drain(self, timeout_s: float) -> bool:
-        """Wait until no replica lags and the copies are published. Returns False after the timeout or a stop."""
+        """Wait until no replica lags and the copies are published. Return False after the timeout or a stop."""
         with self._changed:
             self.wake()
             if self._thread is None:
@@ -166,7 +166,7 @@ class Followers:
             thread.join(max(0.0, deadline_s - clock.monotonic_s()))
 
     def request_stop(self) -> list[threading.Thread]:
-        """Abandon the running copies like `close`, but return the threads instead of waiting."""
+        """Abandon the running copies like `close`, but return the threads instead of waiting for them."""
         with self._changed:
             self._stop.set()
             for one in self._under_way.values():
@@ -180,12 +180,12 @@ class Followers:
 
     @property
     def _publishes_enough(self) -> bool:
-        """Whether copies wait for publications, each of which has a thread."""
+        """Whether new copies have to wait, because each of the many running publications has a thread."""
         return len(self._publishing) >= COPIES_MAX
 
     @property
     def _will_begin_next(self) -> bool:
-        """Whether the end of a copy or of a publication begins copies of the last poll."""
+        """Whether copies of the last poll will begin when a running copy or publication ends."""
         return bool(self._ready) and (bool(self._under_way) or self._publishes_enough)
 
     def _run(self) -> None:
@@ -199,17 +199,17 @@ class Followers:
                 next_poll_s = self._begin(behind, topics)
                 self._seen, self._idle = before, not behind and self._poll_failure is None
                 self._changed.notify_all()
-                if left_s > 0:  # a writer that appends all the time reads the lease seldom
+                if left_s > 0:  # a writer that appends continuously must not read the lease after each append
                     pause_s = min(_STAND_IN_PAUSE_S, left_s)
                     self._changed.wait_for(lambda: self._stop.is_set() or self._wanted > self._seen, pause_s)
                     next_poll_s = left_s - pause_s
                 self._changed.wait_for(lambda: self._stop.is_set() or self._woken > self._seen, next_poll_s)
-                # a poll reads all lagging replicas: while some of the last one are left, copies go on without it
+                # a poll reads all lagging replicas: while copies of the last poll are left, the next one waits
                 self._changed.wait_for(lambda: self._stop.is_set() or not self._will_begin_next, ready_pause_s(took_s))
-            self._stop.wait(took_s)  # appends may wake it all the time: at most half of its time is polling
+            self._stop.wait(took_s)  # appends may wake the thread continuously: it polls at most half of the time
 
     def _poll(self) -> tuple[list[LaggingReplica], dict[str, Topic], float]:
-        """Return the lagging replicas, their topics, and the seconds for which to leave them to a coordinator."""
+        """Return the lagging replicas, their topics, and the seconds for which a coordinator copies instead."""
         store = self._cluster.store
         try:
             with store.snapshot() as connection:
@@ -229,13 +229,13 @@ class Followers:
         return behind, topics, 0.0
 
     def _begin(self, behind: list[LaggingReplica], topics: dict[str, Topic]) -> float | None:
-        """Start the copies that are due. Returns the seconds to the next poll, or None to poll at the next wake."""
+        """Start the copies that are due. Return the seconds to the next poll, or None to poll at the next wake."""
         now_s = clock.monotonic_s()
         keys = {one.key for one in behind}
         if self._poll_failure is None:
             self._turns = {key: turn for key, turn in self._turns.items() if key in keys}
             self._failures = {key: failure for key, failure in self._failures.items() if key in keys}
-            # a copy into a log dir that is offline now may hang: it is left, so that another one has its turn
+            # a copy into a log dir that is offline now may hang: it is abandoned, so that another replica has its turn
             for key in self._under_way.keys() - keys:
                 self._under_way.pop(key).copy.stop.set()
         waiting = {key for key, failure in self._failures.items() if failure.until_s > now_s}
@@ -298,16 +298,16 @@ class Followers:
                 if topic.topic_id not in self._publishing:
                     self._publishing.add(topic.topic_id)
                     publishes = True
-            if failed is None:  # after a failure a poll comes first: the next copy may fail at once, too
+            if failed is None:  # after a failure a poll comes first, because the next copy may fail at once, too
                 self._begin_next()
         self.wake()
         if publishes:
             self._publish(topic.topic_id)
 
     def _publish(self, topic_id: int) -> None:
-        """Publish a topic until no copy of it is unpublished, including copies that end meanwhile.
+        """Publish a topic until none of its copies is unpublished, including copies that end meanwhile.
 
-        Only one thread does so for a topic.
+        Only one thread at a time publishes a topic.
         """
         while True:
             with self._changed:
@@ -325,7 +325,7 @@ class Followers:
     def _note(self, one: LaggingReplica, error: Exception) -> None:
         before = self._failures.get(one.key)
         text = redact(f"{type(error).__name__}: {error}")
-        if before is None or before.text != text:  # each error is logged once, not at every try
+        if before is None or before.text != text:  # logged once, not at every try
             report = logger.warning if isinstance(error, SparkLogError) else logger.error
             report("%s-%s on broker %s does not catch up: %s", one.topic, one.partition, one.broker_id, text)
         count = before.count + 1 if before else 1

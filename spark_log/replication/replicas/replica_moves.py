@@ -1,6 +1,6 @@
-"""Runs reassignments: the new replicas are copied, and a partition whose target is in sync is switched to it.
+"""Runs reassignments: copies the new replicas, and switches a partition to its target when this is in sync.
 
-The controller and served brokers do this in the background. Without a controller, the process that requested the
+The controller and served brokers do this in the background. Without a controller, the process that requests the
 reassignment does it here.
 """
 
@@ -30,9 +30,9 @@ UnderWay = Mapping[TopicPartition, ReassignmentStatus]
 
 
 def switch_reassignments(cluster: Cluster, fence: Fence) -> list[TopicPartition]:
-    """Finish the reassignments whose target is in sync, and publish their topics: removed replicas leave Delta tables.
+    """Finish the reassignments whose target is in sync. Publish their topics, which removes replicas from Delta tables.
 
-    Returns the partitions.
+    Return the partitions.
     """
     done = finish_reassignments(cluster.store, fence)
     if not done:
@@ -49,10 +49,10 @@ def run_reassignments(
     partitions: Collection[TopicPartition],
     progress: Callable[[UnderWay], None] = lambda _: None,
 ) -> None:
-    """Wait until no reassignment of these partitions is running. `progress` gets the running ones at each poll.
+    """Wait for the end of all reassignments of these partitions. `progress` gets the running ones at each poll.
 
-    While no process is the controller, this one acts as the controller and copies to embedded brokers. The call may be
-    interrupted at any time, and repeated by any process.
+    While no process is the controller, this process acts as the controller and copies to embedded brokers. The call may
+    be interrupted at any time, and any process may repeat it.
     """
     for store_id, there in partitions_by_store(cluster, partitions).items():
         _run_in_store(cluster.at(store_id), settings, there, progress)
@@ -74,7 +74,7 @@ def _run_in_store(
             progress(left)
             if not left:
                 return
-            # A process that holds the lease copies, under the same throttle. Without one, this process copies.
+            # A process that holds the lease copies, under the same throttle. Without such a process, this one copies.
             if not lease_status(cluster.store, LEASE).left_ms:
                 followers.wake()
             cluster.store.changes.wait(seen, _POLL_S)

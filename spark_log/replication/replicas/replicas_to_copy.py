@@ -1,4 +1,4 @@
-"""Finds the replicas that lack segments, or have all and are not in sync."""
+"""Finds the replicas that lack segments, or have all segments and are not in sync."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import BROKER, LOG_DIR, PARTITION, REASSIGNMENT, REPLICA, TOPIC
 from spark_log.metadata.store_clock import StoreClock
 
-# The statements are built once: each poll of each broker runs them.
+# The statements are built once, because each poll of each broker runs them.
 
 _LOG_DIRS = sa.select(LOG_DIR.log_dir_id).join(t.broker, BROKER.broker_id == LOG_DIR.broker_id)
 _EMBEDDED_LOG_DIRS = _LOG_DIRS.where(~BROKER.served)
@@ -29,7 +29,7 @@ _LAGGING = (
         (REASSIGNMENT.topic_id == REPLICA.topic_id) & (REASSIGNMENT.partition == REPLICA.partition),
     )
     .where(
-        IS_LIVE,  # a topic that is being deleted, or moved here, has no copies to make
+        IS_LIVE,  # for a topic that is being deleted, or moved here, no copies are made
         REPLICA.log_dir_id.in_(sa.bindparam("in_log_dirs", expanding=True)),
         (REPLICA.log_end_offset < PARTITION.log_end_offset) | ~REPLICA.in_sync,
     )
@@ -39,9 +39,9 @@ _LAGGING = (
 
 @dataclass(frozen=True)
 class LaggingReplica:
-    """A replica that lacks segments, or has all and is not in sync. `behind` is the number of offsets that it lacks.
+    """A replica that lacks segments, or has all segments and is not in sync. `behind` is the number of missing offsets.
 
-    `throttle_bytes_per_s` is the throttle of its partition's reassignment, or None without one or if it is in sync.
+    `throttle_bytes_per_s` is that of the partition's reassignment. It is None without one, and for an ISR member.
     """
 
     topic: str

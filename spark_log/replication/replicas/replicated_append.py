@@ -1,11 +1,11 @@
 """Repeats an append transaction until the leader and the ISR have the records.
 
-A writer puts its file in the log dirs of the ISR and then appends. In between, the leader may have changed, a replica
+A writer writes its file to the log dirs of the ISR and then appends. In between, the leader may have changed, a replica
 may have joined the ISR, or a log dir may have failed. A member of the ISR may also lack records that acks=1 appended.
 The append transaction then refuses the batch and changes nothing. This module copies the file to the log dirs that lack
-it, brings lagging members up to date, and reports a log dir that cannot be written to the controller, which removes its
-replica from the ISR. Then it appends again, until the timeout, or for a shorter time in which the outcomes of the other
-batches may wait.
+it, and brings lagging members up to date. It reports a log dir that it cannot write to the controller, which removes
+the replica from the ISR. Then it appends again, until the timeout, or for a shorter time if other batches' outcomes
+wait.
 """
 
 import logging
@@ -65,8 +65,8 @@ class ReplicatedAppends:
     def append(self, request: AppendRequest, topics: Mapping[int, Topic], timeout_ms: int) -> AppendResult:
         """Run the append transaction, and repeat it while a batch is refused because replicas lack records.
 
-        A repetition has the refused batches, or all batches of an atomic request. There is one at least, so that each
-        append brings the replicas further, and then others until the timeout or `request.retry_ms`.
+        A repetition has the refused batches, or all batches of an atomic request. There is at least one repetition, so
+        that each append brings the replicas further. More follow until the timeout or `request.retry_ms`.
         """
         deadline_s = clock.monotonic_s() + timeout_ms / 1000
         result = run_append_transaction(self._cluster.store, request, timeout_ms=timeout_ms)
@@ -94,7 +94,7 @@ class ReplicatedAppends:
                         self._cluster, topics, batches[number], state, request.acks
                     )
                     prepared, failed = True, failed or log_dir_failed
-                except SparkLogError as error:  # the present reason replaces the earlier one
+                except SparkLogError as error:  # replaces the earlier error
                     outcomes[number] = Rejected(error)
             if failed:
                 self._fallback.detect_failures()
@@ -126,8 +126,8 @@ def _is_retriable(outcome: Appended | Rejected) -> bool:
 def _prepare_retry(
     cluster: Cluster, topics: Mapping[int, Topic], batch: Batch, state: PartitionState | SparkLogError, acks: Acks
 ) -> tuple[Batch, bool]:
-    """Bring the replicas up to date. Return the batch to append again, and whether a log dir failed, which was reported
-    to the controller. Raises SparkLogError if a repetition cannot help.
+    """Bring the replicas up to date. Return the batch to append again, and whether a log dir failed and was reported to
+    the controller. Raises SparkLogError if a repetition cannot succeed.
     """
     if isinstance(state, SparkLogError):
         raise state
@@ -146,7 +146,7 @@ def _prepare_retry(
                 failed = True
             except (
                 SparkLogError
-            ) as error:  # the partition has changed, or no log dir has a good copy: the next try shows which
+            ) as error:  # the partition has changed, or no log dir has an undamaged copy: the next try tells
                 _log_failure(topic, batch, replica, error)
     leader_epoch = None if batch.inline else state.leader_epoch
     return batch._replace(written_to=written_to, leader_epoch=leader_epoch), failed
@@ -155,8 +155,8 @@ def _prepare_retry(
 def _read_partitions(
     cluster: Cluster, fallback: FallbackController, batches: Sequence[Batch], acks: Acks
 ) -> dict[Key, PartitionState | SparkLogError]:
-    """Return the partition of each batch, after failure detection if one has no leader or too few in-sync replicas; or
-    the error, if that does not help, or if the partition or the store is gone.
+    """Return the partition of each batch, or the error with which it refuses batches. First detect failures if a
+    partition has no leader or too few in-sync replicas.
     """
     keys = {(batch.topic_id, batch.partition) for batch in batches}
 
@@ -174,7 +174,7 @@ def _read_partitions(
 
 
 def _writable(state: PartitionState | None, key: Key, acks: Acks) -> PartitionState | SparkLogError:
-    """Return the partition, or the error with which it refuses every batch now."""
+    """Return the partition, or the error with which it now refuses every batch."""
     topic_id, partition = key
     if state is None:
         return UnknownTopicOrPartitionError(f"topic {topic_id}, partition {partition}: deleted meanwhile")
@@ -197,7 +197,7 @@ def _copy_to_replicas(
 ) -> tuple[frozenset[int], bool]:
     """Copy the batch's file to the replicas of `target_replicas` that lack it.
 
-    Returns the brokers that have it, and whether a log dir failed, which was reported to the controller. Raises
+    Return the brokers that have the file, and whether a log dir failed and was reported to the controller. Raises
     StorageUnavailableError if no log dir has the file.
     """
     infos = cluster.log_dirs()
@@ -206,17 +206,17 @@ def _copy_to_replicas(
     failed = False
     for replica in state.replicas:
         if replica.broker_id not in batch.written_to and replica not in target_replicas:
-            continue  # its log dir may be offline, because it hangs
+            continue  # the log dir may be offline because it hangs
         try:
             log_dir = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
             if log_dir.sizes([path]) == [batch.bytes]:
-                if replica.broker_id not in batch.written_to:  # its writer got an error, perhaps of the last step
+                if replica.broker_id not in batch.written_to:  # the writer got an error, perhaps of the last step
                     log_dir.sync(path, ancestors=True)
                 have[replica.broker_id] = log_dir
         except (KeyError, *LOG_DIR_FAILURES) as error:
             _log_failure(topic, batch, replica, error)
     elsewhere = [info for info in infos.values() if info.broker_id in batch.written_to - have.keys()]
-    for info in [] if have else elsewhere:  # a reassignment may have removed the brokers that have it
+    for info in [] if have else elsewhere:  # a reassignment may have removed the brokers that have the file
         with suppress(*LOG_DIR_FAILURES):
             log_dir = cluster.log_dir(info)
             if log_dir.sizes([path]) == [batch.bytes]:
@@ -230,7 +230,7 @@ def _copy_to_replicas(
                 target = cluster.log_dir(infos[LogDirId(replica.log_dir_id)])
                 copy_segment(list(have.values()), target, file, pace=lambda _size: None)
                 have[replica.broker_id] = target
-            except CorruptRecordError as error:  # the sources' fault
+            except CorruptRecordError as error:  # the sources are damaged
                 _log_failure(topic, batch, replica, error)
             except (KeyError, *LOG_DIR_FAILURES) as error:
                 _log_failure(topic, batch, replica, error)

@@ -1,4 +1,4 @@
-"""Limits the rate of copies by the leaky bucket of quotas."""
+"""Limits the rate of copies by the leaky bucket that quotas use."""
 
 import threading
 from collections.abc import Callable
@@ -21,7 +21,7 @@ class Throttle:
         self._used_until_s = 0.0
 
     def take(self, size: int) -> float:
-        """Take `size` bytes from the rate. Returns the seconds to wait before sending them."""
+        """Take `size` bytes from the rate. Return the seconds to wait before sending them."""
         with self._lock:
             now_s = self._now_s()
             self._used_until_s = used_until_s(self._used_until_s, now_s, size, self._bytes_per_s)
