@@ -1,8 +1,7 @@
-"""Tab completion of the names of topics, groups, brokers, configs and settings.
+"""Completes the names of topics, groups, brokers, users, configs and settings at Tab.
 
-The shell runs `spark-log` at each Tab. So the names are read with the database's own driver, because an import of
-SQLAlchemy would take longer than all the rest. Nothing is printed and nothing is raised. Without a cluster there are no
-completions.
+The shell runs `spark-log` at each Tab. So the names are read with the database's own driver: an import of SQLAlchemy
+would take longer than everything else. Nothing is printed or raised. Without a cluster there are no completions.
 """
 
 import re
@@ -18,7 +17,7 @@ from spark_log.metadata.address import Address, check_transport
 NAMES_MAX = 1_000
 _TIMEOUT_S = 1
 _WITHOUT_MEANING = re.compile(r"[\w.:,@%+=/-]+")
-"""Names that mean only themselves to a shell. Clients choose the ids of groups, and a shell would run `$(...)`."""
+"""Matches names without special meaning for a shell. Clients choose group ids, and a shell would run `$(...)`."""
 
 Complete = Callable[[typer.Context, str], list[str]]
 
@@ -30,7 +29,7 @@ def _of_cluster(column: str, table: str) -> Complete:
             f" ORDER BY 1 LIMIT {NAMES_MAX}"
         )
         try:
-            # the environment variable counts too, as in the command itself
+            # the environment variable may name the cluster, as in the command itself
             return _read(Address.parse(context.params["cluster"]), query, incomplete)
         except Exception:
             return []
@@ -46,7 +45,7 @@ def _read(address: Address, query: str, incomplete: str) -> list[str]:
 
 @contextmanager
 def _connection(address: Address) -> Iterator[tuple[Any, str]]:
-    """Open a read-only connection. Yields it with the placeholder of a parameter."""
+    """Open a read-only connection. Yield it with the placeholder for parameters."""
     if address.folder is not None:
         path = address.url.removeprefix("sqlite:///")
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=_TIMEOUT_S)) as connection:

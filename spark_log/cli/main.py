@@ -1,6 +1,6 @@
-"""The command line `spark-log`. Each command group is one module. Heavy modules are imported when a command runs.
+"""Defines the command line `spark-log`. Each command group is one module, which imports heavy modules when it runs.
 
-Exit codes: 0 done, 1 an error of spark-log or of the machine (one line on stderr), 2 wrong usage.
+Exit code 0 means success, 1 an error of spark-log or of the machine (one line on stderr), and 2 wrong usage.
 """
 
 import logging
@@ -100,7 +100,7 @@ def main(
 ) -> None:
     """A distributed log with Kafka's model, native to Spark.
 
-    Every command needs a cluster: option `--cluster`, or once for a shell `export SPARK_LOG_CLUSTER=/data/log`.
+    Every command needs a cluster. Give it with `--cluster`, or once in a shell: `export SPARK_LOG_CLUSTER=/data/log`.
 
     **Start here:**
 

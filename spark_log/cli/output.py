@@ -1,7 +1,7 @@
 """Prints tables for people, JSON for scripts, and lines of text.
 
-Names, ids and records are texts of clients. Control characters, which a terminal would execute, are escaped here. Cells
-are objects of `rich.text.Text`, in which markup has no effect.
+Clients choose the texts of names, ids and records. So control characters, which a terminal would execute, are escaped
+here. Cells are objects of `rich.text.Text`, in which markup has no effect.
 """
 
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 WIDTH_OF_PIPES = 200
-"""Width of a table that is not printed to a terminal; the default of rich is 80 columns."""
+"""Width of a table that is not printed to a terminal. The default of rich is 80 columns."""
 
 
 def print_json(value: Any) -> None:
@@ -30,7 +30,7 @@ def print_json(value: Any) -> None:
 
 
 def json_of(value: Any, indent: int | None = None) -> str:
-    """Return the JSON text of a value, in a printable form."""
+    """Return the JSON text of a value, with control characters escaped."""
     return printable_json(json.dumps(value, indent=indent, ensure_ascii=False))
 
 
@@ -59,7 +59,7 @@ def print_rows(
     *,
     title: str | None = None,
 ) -> None:
-    """Print the JSON document, or else a table of the rows. Without rows, print the text `empty` instead if given."""
+    """Print the JSON document, or else a table of the rows. Without rows, print `empty` instead, if it is given."""
     if as_json:
         print_json(document)
     elif not rows and empty is not None:
@@ -78,7 +78,7 @@ def print_result(as_json: bool, document: object, *lines: str) -> None:
 
 
 def cell(value: object) -> "Text":
-    """Return a cell of a table of rich. A list or tuple has a line for each of its items."""
+    """Return a cell of a rich table. A list or tuple has one line for each item."""
     from rich.text import Text
 
     return Text("\n".join(map(_show, value)) if isinstance(value, list | tuple) else _show(value))

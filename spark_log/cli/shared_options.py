@@ -1,6 +1,6 @@
-"""Options that several commands share, and the text forms of their values.
+"""Defines the options that several commands share, and parses their values.
 
-Values are parsed here. An invalid value is a usage error (exit code 2) that names the option and the value.
+An invalid value is a usage error (exit code 2) that names the option and the value.
 """
 
 from collections.abc import Callable, Iterable
@@ -51,14 +51,14 @@ def set_option(help_: str, complete: Callable[[str], Any]) -> Any:
 
 
 def unset_option(what: str, complete: Callable[[str], Any]) -> Any:
-    """Return the option `--unset NAME` beside `--set`."""
+    """Return the option `--unset NAME`, which complements `--set`."""
     return typer.Option(
         "--unset", metavar="NAME", help=f"Reset {what} to its default; repeatable.", autocompletion=complete
     )
 
 
 def reset_target_option(present: str) -> Any:
-    """Return the option `--to` of a reset of offsets. `present` says where a shift begins."""
+    """Return the option `--to` of an offset reset. `present` names the offset from which +N and -N count."""
     return typer.Option(
         "--to",
         metavar="WHERE",
@@ -78,7 +78,7 @@ def partitions_option(default: str) -> Any:
 
 
 def parse_changes(set_: Iterable[str] | None, unset: Iterable[str] | None) -> dict[str, str | None]:
-    """Return the changes of `--set NAME=VALUE` and `--unset NAME` options: None resets a name to its default."""
+    """Parse the options `--set NAME=VALUE` and `--unset NAME` to changes. None resets a name to its default."""
     changes: dict[str, str | None] = {**parse_pairs(set_ or (), "--set")}
     for name in unset or ():
         if name in changes:
@@ -88,7 +88,7 @@ def parse_changes(set_: Iterable[str] | None, unset: Iterable[str] | None) -> di
 
 
 def parse_headers(texts: Iterable[str], option: str) -> list[tuple[str, bytes]]:
-    """Return `name=text` texts as headers, in order. Names may repeat, as in Kafka."""
+    """Parse `name=text` texts to headers, in order. As in Kafka, names may repeat."""
     headers = []
     for text in texts:
         name, separator, value = text.partition("=")
@@ -99,7 +99,7 @@ def parse_headers(texts: Iterable[str], option: str) -> list[tuple[str, bytes]]:
 
 
 def parse_bytes(text: str, option: str) -> int:
-    """Return the bytes of `1000`, `50MB` (millions) or `50MiB` (2^20 each), at least 1."""
+    """Parse `1000`, `50MB` (millions) or `50MiB` (2^20 each) to a number of bytes >= 1."""
     try:
         return text_module.parse_bytes(text)
     except ValueError as error:
@@ -107,7 +107,7 @@ def parse_bytes(text: str, option: str) -> int:
 
 
 def parse_before(texts: Iterable[str], partitions: int, option: str) -> dict[int, int]:
-    """Return offsets by partition from `OFFSET` (every partition) or `PARTITION=OFFSET` texts. -1 is the high
+    """Parse `OFFSET` (for every partition) or `PARTITION=OFFSET` texts to offsets by partition. -1 is the high
     watermark.
     """
     before: dict[int, int] = {}

@@ -42,7 +42,7 @@ def add(
     host: Host = None,
     deny: Annotated[bool, typer.Option("--deny", help="Deny; a deny counts before every allow.")] = False,
 ) -> None:
-    """Allow, or with --deny deny, operations on resources.
+    """Allow operations on resources, or deny them with --deny.
 
     **Examples**
 
@@ -85,7 +85,7 @@ def list_(
     on_cluster: OnCluster = False,
     as_json: Json = False,
 ) -> None:
-    """List ACLs; with a resource, those that apply to it, also by a prefix."""
+    """List ACLs. With a resource, list those that apply to it, including prefixed ones."""
     from spark_log.clients.admin.acls import facts_of, find_acls, target_of
     from spark_log.cluster.security.acl_rules import PatternType
 
@@ -108,7 +108,7 @@ def remove(
     on_cluster: OnCluster = False,
     prefixed: Prefixed = False,
 ) -> None:
-    """Remove the ACLs of these principals, operations and resources; what is not given matches all."""
+    """Remove the ACLs that match the given principals, operations and resources. A missing option matches all."""
     from dataclasses import replace
 
     from spark_log.clients.admin.acls import delete_acls
@@ -157,7 +157,7 @@ def _filters(
 
 
 def _pattern_of(resource_type: "ResourceType", pattern: "PatternType") -> "PatternType":
-    """Return the pattern that --prefixed means for a resource: the cluster has one name, which is never a prefix."""
+    """Return the pattern for a resource. The cluster is never prefixed, because it has only one name."""
     from spark_log.cluster.security.acl_rules import PatternType, ResourceType
 
     on_cluster = resource_type is ResourceType.CLUSTER

@@ -35,7 +35,7 @@ def set_(
     client_id: ClientId_ = None,
     ip: Ip_ = None,
 ) -> None:
-    """Set or remove limits of a user, a client id, both, or an IP address. Gateways follow within two seconds.
+    """Set or remove limits of a user, a client id, both, or an IP address. Gateways apply them within two seconds.
 
     **Examples**
 

@@ -1,4 +1,4 @@
-"""The commands `spark-log user …`, which manage the users of gateways, who authenticate by SASL."""
+"""The commands `spark-log user …`, which manage the users that authenticate at gateways by SASL."""
 
 import sys
 from enum import StrEnum
@@ -40,10 +40,10 @@ def create(
     ] = None,
     iterations: Annotated[int, typer.Option(min=4096, max=16384, help="Of PBKDF2.")] = _ITERATIONS,
 ) -> None:
-    """Create a user, or give the user another password.
+    """Create a user, or change the password of a user.
 
-    The password is asked for, or is the first line of the input if that is not a terminal. The store keeps what proves
-    it, not the password (SCRAM, RFC 5802). PLAIN checks the same credentials.
+    A prompt asks for the password. If the input is not a terminal, its first line is the password. The store does not
+    keep the password, only a credential that verifies it (SCRAM, RFC 5802). PLAIN checks the same credentials.
 
     **Examples**
 
@@ -83,7 +83,7 @@ def delete(
         MechanismName | None, typer.Option("--mechanism", help="Only this credential.", show_default=False)
     ] = None,
 ) -> None:
-    """Delete a user. Connections that the user has are not closed; ACLs stay."""
+    """Delete a user. Open connections of the user are not closed. ACLs stay."""
     from spark_log.clients.admin.audit import local_user
     from spark_log.clients.admin.users import delete_credential
     from spark_log.cluster.security.scram import Mechanism
@@ -96,7 +96,7 @@ def delete(
 def _password(user: str, file: Path | None) -> str:
     """Return the password from the file, the input, or a prompt.
 
-    It is never an argument, which other users of the machine could see.
+    The password is never a command-line argument, because other users of the machine could see it.
     """
     if file is not None:
         return (file.read_text().splitlines() or [""])[0]

@@ -25,7 +25,7 @@ LIVE_S = 1.0
 
 @app.command("list")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
-    """List the groups: state, members and lag."""
+    """List the groups with their state, members and lag."""
     from spark_log.facts.groups import group_lag, list_groups
 
     with open_cluster(cluster) as opened:
@@ -139,10 +139,10 @@ def reset(
     execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show the offsets that a reset would commit for a group without live members; with --execute commit them.
+    """Show the offsets that a reset would commit for a group without live members. With --execute, commit them.
 
-    New offsets are kept between log start offset and high watermark. As in Kafka's tool nothing changes without
-    --execute. A share group forgets its unfinished and delayed records of the partitions.
+    New offsets are limited to the range from the log start offset to the high watermark. As in Kafka's tool, nothing
+    changes without --execute. A share group forgets its unfinished and delayed records in the partitions.
 
     **Examples**
 
@@ -162,7 +162,7 @@ def reset_group(
     as_json: bool,
     as_share_group: bool = False,
 ) -> None:
-    """Reset a group of any type. With `as_share_group`, one that does not exist becomes a share group."""
+    """Reset a group of any type. With `as_share_group`, a group that does not exist is created as a share group."""
     from spark_log.facts.groups import SHARE_TYPE, describe_groups
     from spark_log.groups.group_operations import reset_offsets
     from spark_log.groups.share.administration import reset_share_offsets
@@ -211,7 +211,7 @@ def delete(group: GroupId, cluster: Cluster_) -> None:
 
 @app.command("delete-offsets")
 def delete_offsets(group: GroupId, cluster: Cluster_, topic: Topics = None) -> None:
-    """Delete committed offsets of a group, for topics that none of its live members reads."""
+    """Delete committed offsets of a group in topics that none of its live members reads."""
     from spark_log.groups.group_operations import delete_offsets_of_each
 
     with open_cluster(cluster) as opened:
@@ -234,7 +234,7 @@ def remove_member(
     member: Annotated[list[str] | None, typer.Argument(metavar="[MEMBER]...", help="Member ids.")] = None,
     instance: Annotated[list[str] | None, typer.Option("--instance", help="group.instance.id; repeatable.")] = None,
 ) -> None:
-    """Remove members from a group, also static ones; the others take over their partitions."""
+    """Remove members from a group, including static ones. The other members take over their partitions."""
     from spark_log.groups.group_operations import remove_from_group
 
     if not member and not instance:
@@ -245,7 +245,7 @@ def remove_member(
 
 
 def parse_target(text: str) -> "ResetTo":
-    """Return the reset that --to names."""
+    """Parse the value of --to. Raises a usage error."""
     from spark_log.groups.group_operations import parse_reset
 
     try:
@@ -267,7 +267,7 @@ def _share_places(opened: Any, group: str) -> list[Any]:
 
 
 def choose_partitions(opened: Any, topics: Sequence[str] | None, group_partitions: Collection[Any]) -> list[Any]:
-    """Return the partitions that --topic names, or without it `group_partitions`."""
+    """Return the partitions that --topic names, or `group_partitions` without it. Raises a usage error."""
     from spark_log.cluster.topics import find_topic
     from spark_log.ids import TopicPartition
 

@@ -1,4 +1,4 @@
-"""The commands `spark-log share …`: configs, resets and records of share groups. `group` lists and deletes them."""
+"""Implements `spark-log share …`: configures, resets and peeks into share groups. `group` lists and deletes them."""
 
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -36,7 +36,7 @@ def config(
     unset: Annotated[list[str] | None, unset_option("a config", completion.group_configs)] = None,
     as_json: Json = False,
 ) -> None:
-    """Show or set the configs of a share group, which need not exist yet. Members follow with their next poll.
+    """Show or set the configs of a share group, which need not exist yet. Members apply changes at their next poll.
 
     **Examples**
 
@@ -66,9 +66,9 @@ def reset(
     execute: Annotated[bool, typer.Option("--execute", help="Reset the group.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Show where a share group without members would begin after a reset; with --execute reset it.
+    """Show where a share group without members would begin after a reset. With --execute, reset it.
 
-    This is `group reset`, and also creates a share group that does not exist.
+    This command is `group reset`, but also creates a share group that does not exist.
 
     **Examples**
 
@@ -88,10 +88,10 @@ def peek(
     ] = 10,
     as_json: Json = False,
 ) -> None:
-    """Show the records that a share group works on, and those that it would acquire next. It acquires nothing.
+    """Show the records that a share group works on, and those that it would acquire next. Nothing is acquired.
 
-    The states are acquired, available (for the next delivery), delayed, archiving (it waits for its dead letter), and
-    next.
+    The states of records are acquired, available (for the next delivery), delayed, archiving (the dead letter is not
+    written yet), and next.
 
     **Examples**
 

@@ -46,8 +46,8 @@ def consume(
 ) -> None:
     """Print records as a member of a share group, and accept them, until Ctrl-C.
 
-    Records are acknowledged after they are printed. A new group begins at the records that come from now on, unless its
-    config share.auto.offset.reset says otherwise.
+    Records are acknowledged after they are printed. A new group begins with records that arrive from now on, unless its
+    config share.auto.offset.reset has another value.
 
     **Examples**
 
@@ -94,7 +94,7 @@ def _print(row: Mapping[str, Any], values: bool, as_json: bool) -> None:
 
 
 def _tables(consumer: Any, limit: int | None, timeout_ms: int | None) -> Iterator[Any]:
-    """Yield the records of each poll, and commit their acknowledgements when the next ones are requested."""
+    """Yield the records of each poll. Commit their acknowledgements when the next records are requested."""
     left, quiet_since_s = limit, clock.monotonic_s()
     while left is None or left > 0:
         polled = consumer.poll_arrow(
@@ -147,8 +147,8 @@ def redrive(
 ) -> None:
     """Copy dead letters back to the topics of their records, each once, however often the command runs or is killed.
 
-    All readers of those topics get the copies. The headers of dead letters are removed. A letter without a copy of its
-    record is read from the topic of the record. Letters that come after the start are left for the next run.
+    All readers of those topics get the copies. The headers of dead letters are removed. If a letter has no copy of its
+    record, the record is read from its topic. Letters that arrive after the start are left for the next run.
 
     **Examples**
 
@@ -187,6 +187,5 @@ def _print_copies(copied: Counter[str]) -> None:
 
 
 def _report(redriven: "Redriven") -> None:
-    """Print the progress on a terminal."""
     if sys.stderr.isatty():
         note(f"{count_of(redriven.copied.total(), 'letter')} copied.")

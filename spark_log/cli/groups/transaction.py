@@ -1,4 +1,4 @@
-"""The commands `spark-log transaction …`, which show transactions, and abort hanging ones."""
+"""The commands `spark-log transaction …`, which show transactions and abort hanging ones."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -45,10 +45,10 @@ def list_(
 ) -> None:
     """List the current or last transaction of every transactional id.
 
-    A transaction without records is not in the store and not listed as Ongoing. An abandoned transaction is aborted by
-    a coordinator, by `spark-log maintenance transactions`, or by the next producer with its id.
+    A transaction without records is not in the store, and so is not listed as Ongoing. A coordinator, the next producer
+    with the same id, or `spark-log maintenance transactions` aborts an abandoned transaction.
 
-    Parts are the data stores with records of the open transaction. "Not in" names those that have not appended the
+    Parts are the data stores with records of the open transaction. "Not in" names the stores that have not appended the
     records of a committed transaction yet.
 
     **Examples**
@@ -68,7 +68,7 @@ def list_(
 
 @app.command()
 def describe(transactional_id: TransactionalId, cluster: Cluster_, as_json: Json = False) -> None:
-    """Show a transactional id: its producer, the state of its transaction, and the pending batches by partition."""
+    """Show a transactional id with its producer, the state of its transaction, and the pending batches by partition."""
     from spark_log.facts.transactions import describe_transactions
 
     with open_cluster(cluster) as opened:
@@ -103,10 +103,10 @@ def abort(
     cluster: Cluster_,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Abort the open transaction of a transactional id: its records are dropped.
+    """Abort the open transaction of a transactional id, and drop its records.
 
-    It fences no producer. A running producer gets TransactionAbortableError at its next call, aborts, and continues
-    with the next transaction.
+    The command fences no producer. A running producer gets TransactionAbortableError at its next call, aborts, and
+    continues with the next transaction.
     """
     from spark_log.errors import InvalidTxnStateError
     from spark_log.facts.transactions import describe_transactions
@@ -135,10 +135,10 @@ def find_hanging(
     ] = 900_000,
     as_json: Json = False,
 ) -> None:
-    """Find open transactions past their own time-out, or open for 5 minutes longer than --max-timeout-ms.
+    """Find open transactions that are past their own time-out, or 5 minutes past --max-timeout-ms.
 
-    They delay no reader but keep their records in the store. A coordinator aborts transactions past their time-out
-    within seconds; without one `spark-log maintenance transactions` does.
+    They delay no reader, but keep their records in the store. A coordinator aborts transactions past their time-out
+    within seconds. Without a coordinator, run `spark-log maintenance transactions`.
     """
     from spark_log.facts.transactions import find_hanging
 

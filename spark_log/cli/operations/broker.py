@@ -36,10 +36,10 @@ def add(
     cluster: Cluster_,
     rack: Annotated[str | None, typer.Option(help="Failure domain: replicas are spread over racks.")] = None,
 ) -> None:
-    """Add a broker: a place for replicas.
+    """Add a broker, which is a place for replicas.
 
-    It is *embedded*: it needs no process, because clients and coordinators do its work. `broker start` serves it. The
-    same command continues an interrupted one.
+    The broker is *embedded*: it needs no process, because clients and coordinators do its work. `broker start` serves
+    it. If the command is interrupted, run it again.
 
     **Examples**
 
@@ -55,7 +55,7 @@ def add(
 
 @app.command("list")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
-    """List the brokers: state, serving process, log dirs, replicas and leaders."""
+    """List the brokers with their state, serving process, log dirs, replicas and leaders."""
     from spark_log.cluster.brokers import list_brokers
     from spark_log.maintenance.coordinator.coordinator import controller_status
 
@@ -108,10 +108,10 @@ def start(
     metrics_port: MetricsPort_ = None,
     metrics_host: MetricsHost_ = "127.0.0.1",
 ) -> None:
-    """Serve a broker until stopped: update its replicas, run a candidate for controller and coordinator.
+    """Serve a broker until it is stopped: update its replicas, and run a candidate for controller and coordinator.
 
-    SIGTERM or Ctrl-C ends it, and other brokers lead at once. If it is killed, it is dead when its lease expires
-    (broker.session.timeout.ms).
+    SIGTERM or Ctrl-C stops it, and other brokers lead at once. If it is killed, the broker counts as dead when its
+    lease expires (broker.session.timeout.ms).
     """
     from spark_log.cluster.settings import with_settings
     from spark_log.config import ClusterSettings
@@ -126,7 +126,7 @@ def start(
         Broker(opened, broker_id, settings=with_settings(opened, given) if given else None) as broker,
         metrics_of_coordinator(metrics_host, metrics_port, opened, broker.coordinator, broker.health),
     ):
-        stop.on_signals()  # before, a signal ends the wait for the lease of a predecessor
+        stop.on_signals()  # until here, a signal ends the wait for a predecessor's lease
         say(f"Serving broker {broker_id} of {opened.store.address}, epoch {broker.epoch}. Ctrl-C stops.")
         acting = False
         while not stop.wait(0.1) and broker.failure is None:
@@ -141,7 +141,7 @@ def start(
 
 @app.command()
 def embed(broker_id: BrokerId_, cluster: Cluster_) -> None:
-    """Make a served broker embedded again: it is then alive without a process."""
+    """Make a served broker embedded again. Then it is alive without a process."""
     from spark_log.cluster.brokers import embed_broker
 
     with open_cluster(cluster) as opened:
@@ -151,7 +151,7 @@ def embed(broker_id: BrokerId_, cluster: Cluster_) -> None:
 
 @app.command()
 def remove(broker_id: BrokerId_, cluster: Cluster_) -> None:
-    """Remove a broker that has no replicas any more. Its files are not deleted."""
+    """Remove a broker that has no replicas. Its files are not deleted."""
     from spark_log.cluster.brokers import remove_broker
 
     with open_cluster(cluster) as opened:
@@ -165,9 +165,9 @@ def relocate(
     to: Annotated[str, typer.Option("--to", metavar="FOLDER-OR-URI", help="Where its files are now.")],
     cluster: Cluster_,
 ) -> None:
-    """Record that a log dir is at another location, after its files were moved or restored there. Copies no file.
+    """Record that a log dir is at another location, after its files were moved or restored there. No file is copied.
 
-    Stop all clients first. To move replicas while clients run, use `partition reassign`.
+    Stop all clients first. To move replicas while clients are running, use `partition reassign`.
 
     **Example**
 

@@ -1,4 +1,4 @@
-"""The commands `spark-log init`, `spark-log status` and `spark-log cluster config`."""
+"""Implements the commands `spark-log init`, `spark-log status` and `spark-log cluster config`."""
 
 import shlex
 from collections import Counter
@@ -110,10 +110,10 @@ def init(
 
 
 def status(cluster: Cluster_, as_json: Json = False) -> None:
-    """Show the cluster: its store, whether its log dirs are reachable, and the size of the topics of users.
+    """Show the cluster: its store, whether its log dirs are reachable, and the size of user topics.
 
-    Exit code 1 if a log dir cannot be reached, a data store does not answer, or a store was restored or promoted and is
-    not accepted. Records, bytes and segments are those of the stores that answer.
+    The exit code is 1 if a log dir cannot be reached or is marked offline, a data store does not answer, or a store was
+    restored or promoted and is not accepted yet. Records, bytes and segments are those of the stores that answer.
     """
     from spark_log.cluster.names import is_internal
     from spark_log.cluster.usage import Usage, cluster_usage
@@ -161,7 +161,7 @@ def status(cluster: Cluster_, as_json: Json = False) -> None:
 
 
 def _store_facts(cluster: "Cluster", usage: "ClusterUsage", topics: Mapping[int, int]) -> list[dict[str, Any]]:
-    """Return the facts of each store, home first. `topics` has the numbers of topics by store."""
+    """Return the facts of each store, the home store first. `topics` has the number of topics of each store."""
     from spark_log.cluster.each_store import ASK_TIMEOUT_MS, ask_stores
     from spark_log.metadata.connections import server_identity
 
@@ -179,8 +179,8 @@ def _store_facts(cluster: "Cluster", usage: "ClusterUsage", topics: Mapping[int,
 
 
 def _log_dir_facts(cluster: "Cluster") -> list[dict[str, Any]]:
-    """Return the facts of each log dir. One that the controller has marked as failed has a problem, also if it can be
-    reached.
+    """Return the facts of each log dir. If the controller has marked a log dir offline, that is a problem, even if the
+    log dir can be reached.
     """
     from spark_log.cluster.log_dir import ANSWER_S_MAX
     from spark_log.cluster.log_dir_failures import failures_of_log_dirs

@@ -1,4 +1,4 @@
-"""The command `spark-log delta install`, which installs Delta for Spark. It is run once after `pip install`."""
+"""The command `spark-log delta install`, which installs Delta for Spark. Users run it once after `pip install`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -23,11 +23,11 @@ def install(
 ) -> None:
     """Download the JARs of Delta and of Spark's Avro functions, verify them, and print the Spark settings for Delta.
 
-    Run it once on every machine of the Spark cluster. Existing JARs are not downloaded again. The source
-    is Maven Central, or the mirror whose URL is in DEFAULT_ARTIFACT_REPOSITORY. Only the settings go to stdout.
+    Run it once on every machine of the Spark cluster. Existing JARs are not downloaded again. The source is Maven
+    Central, or the mirror whose URL is in DEFAULT_ARTIFACT_REPOSITORY. Only the settings are printed on stdout.
 
-    Without it, `spark.jars.packages io.delta:delta-spark_4.2_2.13:4.4.0` beside those settings makes each Spark
-    application fetch Delta itself.
+    Without this command, add `spark.jars.packages io.delta:delta-spark_4.2_2.13:4.4.0` to those settings. Then each
+    Spark application downloads Delta itself.
 
     **Examples**
 

@@ -1,4 +1,4 @@
-"""The command `spark-log doctor`, which finds what is wrong with a cluster and says what to do."""
+"""The command `spark-log doctor`, which finds problems of a cluster and says what to do."""
 
 from collections import Counter
 from typing import TYPE_CHECKING, Annotated
@@ -28,14 +28,14 @@ def doctor(
     ] = 10.0,
     as_json: Json = False,
 ) -> None:
-    """Check the cluster and this machine, and say for each finding what to do.
+    """Check the cluster and this machine, and say what to do about each finding.
 
-    It checks versions, the metadata store and its durability, clocks, log dirs (readable, writable, speed, space),
-    permissions, settings, brokers, partitions, tables, transactions, groups, tasks and clean-up. It changes nothing;
-    in each log dir it writes small trial files and removes them. A log dir or store that hangs does not hang the
-    command. Run it as the user and on the machine of the program that has a problem.
+    The command checks versions, the metadata store and its durability, clocks, log dirs (readable, writable, speed,
+    space), permissions, settings, brokers, partitions, tables, transactions, groups, tasks and clean-up. It changes
+    nothing, but writes small trial files to each log dir and removes them. It does not hang if a log dir or store
+    hangs. Run it on the machine, and as the user, of the program that has a problem.
 
-    Exit code 0: all is well, or there are only notes. 1: a warning or an error needs a person.
+    Exit code 0 means that there are no problems, or only notes; 1 means that a warning or an error needs action.
 
     **Examples**
 

@@ -1,4 +1,4 @@
-"""The command `spark-log maintenance`, which runs the maintenance of the coordinator now."""
+"""The command `spark-log maintenance`, which runs the coordinator's maintenance tasks now."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ def maintenance(
     **Tasks**, in the order in which they run
 
     - `flush`: force acknowledged records to disk (flush.ms)
-    - `seal`: write inline tails older than delta.max.lag.ms or segment.ms to files, and list these in the Delta tables
+    - `seal`: write inline tails older than delta.max.lag.ms or segment.ms to files, and list the files in Delta tables
     - `transactions`: abort transactions open for longer than transaction.timeout.ms; end their parts in data stores
     - `retention`: drop records that retention.ms and retention.bytes no longer keep
     - `compact`: keep the last value of every key (cleanup.policy=compact) in partitions that are not too large
@@ -46,7 +46,7 @@ def maintenance(
     - `delta`: update Delta tables, write their checkpoints, delete their expired log files
     - `files`: delete retired files, deleted topics, and files that the metadata does not name
     - `expire`: delete the offsets of empty groups, and inactive producers and transactional ids
-    - `columns`: add the present typed columns (of keys and values) to files that lack them; runs only if it is named
+    - `columns`: add the present typed columns (of keys and values) to files that lack them; it runs only if it is named
 
     **Examples**
 
@@ -109,9 +109,9 @@ def _run(
 
 
 def _records_not_in_delta(cluster: "Cluster", names: Sequence[str] | None) -> int:
-    """Return the number of records of these topics that their Delta tables lack.
+    """Return the number of records of these topics that are not in their Delta tables.
 
-    The number of a topic is that of the log dir whose table lacks most.
+    A topic has a table in each log dir. Its number is that of the table that lacks most records.
     """
     from spark_log.cluster.each_store import ask_stores
     from spark_log.cluster.topics import find_topics

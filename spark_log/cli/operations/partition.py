@@ -39,7 +39,7 @@ def elect(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before an unclean election.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Elect leaders: the preferred ones, or for offline partitions replicas that may lack records.
+    """Elect preferred leaders. With --unclean, elect leaders that may lack records, for offline partitions.
 
     **Examples**
 
@@ -135,8 +135,8 @@ def balance(cluster: Cluster_, as_json: Json = False) -> None:
 
 @app.command()
 def truncations(cluster: Cluster_, topic: TopicNames = None, as_json: Json = False) -> None:
-    """Show truncations: which offsets and records elections removed, and whether readers had seen them; and from which
-    offset on records are others than before, because the metadata store was restored and accepted.
+    """Show truncations: the offsets and records that elections removed, and whether readers had seen them. If a
+    restored metadata store was accepted, also show the offset from which on a partition has other records than before.
     """
     from spark_log.cluster.each_store import ask_stores, store_names
     from spark_log.errors import redact
@@ -200,8 +200,8 @@ def reassign(
 ) -> None:
     """Move replicas to other brokers. Reads and writes continue.
 
-    Without a plan it continues reassignments in progress. Ctrl-C stops the copying, not the reassignment: run the
-    command again, or cancel it. Served brokers copy the replicas themselves, and this command shows the progress.
+    Without a plan, it continues reassignments in progress. Ctrl-C stops the copying, but not the reassignment: run the
+    command again, or cancel. Served brokers copy the replicas themselves; then this command only shows the progress.
 
     **Examples**
 
@@ -242,9 +242,7 @@ def reassign(
 
 
 def _partitions(opened: "Cluster", topics: Sequence[str]) -> list[TopicPartition]:
-    """Return all partitions of these topics, or of every topic that has replicas. Raises
-    UnknownTopicOrPartitionError.
-    """
+    """Return all partitions of these topics, or of all topics with replicas. Raises UnknownTopicOrPartitionError."""
     from spark_log.cluster.names import is_kept_by_store
     from spark_log.cluster.topics import find_topic, list_topics
 
@@ -258,6 +256,6 @@ def _partitions(opened: "Cluster", topics: Sequence[str]) -> list[TopicPartition
 
 
 def _flat(facts: Any) -> dict[str, Any]:
-    """Return the fields with topic and partition instead of `tp`."""
+    """Return the fields, with `topic` and `partition` instead of `tp`."""
     values = dict(facts if isinstance(facts, dict) else facts._asdict())
     return {**values.pop("tp")._asdict(), **values}

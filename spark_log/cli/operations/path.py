@@ -22,7 +22,7 @@ def path(
         Folder, typer.Argument(help="jobs: programs for spark-submit. conf: recommended settings.", show_default=False)
     ],
 ) -> None:
-    """Print the folder of the jobs for spark-submit, or of the recommended Spark settings.
+    """Print the path of the folder with the jobs for spark-submit, or with the recommended Spark settings.
 
     **Examples**
 

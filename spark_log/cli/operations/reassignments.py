@@ -15,7 +15,7 @@ Plan = Mapping[TopicPartition, Sequence[int]]
 
 
 def parse_broker_ids(text: str, option: str) -> list[int]:
-    """Return the broker ids in a text such as `1,2,3`, in this order."""
+    """Parse a text such as `1,2,3` to broker ids, in this order."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -54,7 +54,7 @@ def make_plan(
 
 
 def execute(cluster: Cluster, plan: Plan, throttle_bytes_per_s: int | None, dry_run: bool, as_json: bool) -> None:
-    """Begin and execute the plan. With `dry_run`, print the plan as JSON, and its cost on stderr."""
+    """Begin and execute the plan. With `dry_run`, only print the plan as JSON, and its cost on stderr."""
     from spark_log.replication.controller.assignment_json import dump_assignments
     from spark_log.replication.controller.balance import load_all_replicas
     from spark_log.replication.controller.reassignment_proposal import moved_bytes
@@ -128,7 +128,7 @@ def _row(tp: TopicPartition, status: ReassignmentStatus) -> tuple[object, ...]:
 
 
 def _carry_out(cluster: Cluster, targets: Plan, as_json: bool) -> None:
-    """Wait for the reassignments to these brokers, and say which partitions have got there."""
+    """Run the reassignments to their end. Report the partitions that are then on other brokers than their targets."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 

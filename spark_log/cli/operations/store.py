@@ -1,4 +1,4 @@
-"""The commands `spark-log store …`, which show the metadata store, and whether it belongs to the log dirs."""
+"""The commands `spark-log store …`, which show, add, remove, check and accept metadata stores."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -33,10 +33,10 @@ clients append: records that were appended since the restore count as known to a
 
 @app.command()
 def status(cluster: Cluster_, store: Store_ = None, as_json: Json = False) -> None:
-    """Show the metadata store: its kind, identity and revision, and the files of the log dirs that it does not name.
+    """Show the metadata store: its kind, identity and revision, and the files in the log dirs that it does not name.
 
-    Exit code 1 if it is not the store that was recorded, or if another store does not answer: then the files of its
-    topics are not known.
+    The exit code is 1 if it is not the recorded store, or if another store does not answer: then the files of that
+    store's topics are not known.
     """
     from spark_log.cluster.each_store import find_view
     from spark_log.maintenance.removal.unnamed_files import by_folder, find_unnamed_files
@@ -57,7 +57,7 @@ def status(cluster: Cluster_, store: Store_ = None, as_json: Json = False) -> No
 
 @app.command("list")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
-    """List the stores of the cluster: the home store, and the data stores with their topics."""
+    """List the stores of the cluster, the home store and the data stores, with the numbers of their topics."""
     from spark_log.cluster.stores import list_store_usage
 
     with open_cluster(cluster) as opened:
@@ -74,11 +74,11 @@ def add(
     cluster: Cluster_,
     as_json: Json = False,
 ) -> None:
-    """Add a data store: a PostgreSQL database that keeps the partitions of topics beside the home store.
+    """Add a data store, a PostgreSQL database that keeps partitions of topics in addition to the home store.
 
-    `topic create --store NAME` puts a topic there, the cluster setting topic.default.store all new ones. The address is
-    recorded without its password; processes take the password from PGPASSWORD, ~/.pgpass, or the whole address from
-    SPARK_LOG_STORE_<NAME>.
+    `topic create --store NAME` creates a topic there. With the cluster setting topic.default.store, all new topics are
+    created there. The address is recorded without its password. Processes take the password from PGPASSWORD or
+    ~/.pgpass, or the whole address from SPARK_LOG_STORE_<NAME>.
 
     **Examples**
 
@@ -102,9 +102,9 @@ def remove(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Remove a data store that has no topics. Its database stays; drop it afterwards.
+    """Remove a data store that has no topics. Its database stays: drop it afterwards.
 
-    With --lost, remove one that does not answer and never will, with its topics. Their files stay in the log dirs for
+    With --lost, remove a data store that will never answer again, with its topics. Their files stay in the log dirs for
     7 days, the default of file.delete.delay.ms.
     """
     from spark_log.cluster.store_directory import find_store
@@ -115,7 +115,7 @@ def remove(
 
     deleted: list[str] = []
     with open_cluster(cluster) as opened:
-        info = opened.store.read(lambda connection: find_store(connection, name))  # of an unknown store it does not ask
+        info = opened.store.read(lambda connection: find_store(connection, name))  # raises for an unknown store
         if lost and not yes:
             note(f"Store {name} cannot be used: {redact(str(check_lost(opened, name)))}")
             topics = opened.store.read(lambda connection: topics_of_store(connection, info.store_id)).values()
@@ -141,10 +141,10 @@ def drain(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Move all topics of a data store to another store, as `topic move` does. The store takes no new topics any more.
+    """Move all topics of a data store to another store, as `topic move` does. The store takes no new topics after that.
 
-    Then `store remove` removes it. The same command continues an interrupted one. Exit code 1: topics that were deleted
-    while the store did not answer are still in it.
+    Then `store remove` can remove the store. If the command is interrupted, run it again. The exit code is 1 if the
+    store still has topics that were deleted while it did not answer.
     """
     from spark_log.cluster.store_directory import find_store
     from spark_log.cluster.stores import set_draining, unfinished_topics
@@ -185,9 +185,9 @@ def verify_files_(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that the log dirs have every segment file that the metadata names, with its size. Exit code 1: some lack.
+    """Check that the log dirs have all segment files that the metadata names, with their sizes; if not, exit with 1.
 
-    Use it to test a backup: restore it, and verify it before clients start. It changes nothing.
+    Use it to test a backup: restore the backup, and verify it before clients start. The command changes nothing.
 
     **Examples**
 
@@ -229,17 +229,17 @@ def accept(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Accept the metadata store as it is now: clean-up of files and publication to Delta tables continue.
+    """Accept the metadata store as it is now, so that clean-up of files and publication to Delta tables continue.
 
     Each store of a cluster is accepted on its own, with --store. Accept the home store last: it adopts the topics that
     only a data store knows.
 
-    Both stop if the system identifier or timeline of the PostgreSQL server differs from the recorded one, and where a
-    Delta table lists segments that the metadata does not know: this is a sign of an older store.
+    Both stop if the system identifier or timeline of the PostgreSQL server differs from the recorded one. They also
+    stop for a Delta table that lists segments that the metadata does not know: this is a sign of an older store.
 
-    It also begins a new leader epoch of each partition at the present end of its log. A reader whose position is beyond
-    this end gets LogTruncationError or continues there, by its auto_offset_reset. Accept the store after every restore,
-    also on SQLite, before clients start.
+    The command also begins a new leader epoch of each partition at the present end of its log. If a reader's position
+    is beyond this end, the reader gets LogTruncationError or continues at the end, by its auto_offset_reset. Accept the
+    store after every restore, including SQLite, before clients start.
     """
     from spark_log.cluster.each_store import find_view
     from spark_log.maintenance.removal.unnamed_files import find_unnamed_files
@@ -276,12 +276,12 @@ def unnamed_files_(
     topic: Annotated[str | None, typer.Option("--topic", help="Only files of the topic of this name.")] = None,
     as_json: Json = False,
 ) -> None:
-    """List the segment files that the metadata does not name, one path or URI a line, the oldest first.
+    """List the segment files that the metadata does not name, one path or URI per line, the oldest first.
 
-    After a restore they may hold acknowledged records that the store lacks. They are Parquet files with the columns
-    key, value, headers and timestamp. Some hold records that the topic has in another file: of killed writers, and of
-    seals and merges that the restored store does not know. Exit code 1 if a store does not answer: then the files of
-    its topics are left out.
+    After a restore, these files may hold acknowledged records that the store lacks. They are Parquet files with the
+    columns key, value, headers and timestamp. Some hold records that the topic has in other files too: files of killed
+    writers, and of seals and merges that the restored store does not know. The exit code is 1 if a store does not
+    answer: then the files of its topics are left out.
     """
     from spark_log.maintenance.removal.unnamed_files import find_unnamed_files
 
@@ -294,7 +294,7 @@ def unnamed_files_(
 
 
 def _log_dirs_elsewhere(cluster: Any) -> list[str]:
-    """Return the log dirs that do not move with the folder of a SQLite cluster, without passwords."""
+    """Return the log dirs outside of the folder of a SQLite cluster, without passwords."""
     from spark_log.cluster.log_dir_uris import local_uri
     from spark_log.errors import redact
 

@@ -27,9 +27,9 @@ def top(
     ] = None,
     rows: Annotated[int, typer.Option(min=1, metavar="N", help="Topics and groups that are shown.")] = _ROWS,
 ) -> None:
-    """Show what goes on: topics by records per second, groups by lag, brokers, partitions in trouble.
+    """Show live activity: topics by records per second, groups by lag, brokers, and partitions with problems.
 
-    Ctrl-C ends it. Without a terminal the views are printed one after another.
+    Ctrl-C stops it. Without a terminal, the views are printed one after another.
 
     **Examples**
 

@@ -69,9 +69,9 @@ def consume(
         bool, typer.Option("--json", help="Print one JSON object per record, as `produce --format json` reads it.")
     ] = False,
 ) -> None:
-    """Print the records that a topic has now; with --follow also the records that arrive later.
+    """Print the records that a topic has now, and with --follow also the records that arrive later.
 
-    Records of a partition are in order. Bytes that are not UTF-8 are shown as base64.
+    Records of a partition are printed in order. Bytes that are not UTF-8 are printed as base64.
 
     **Examples**
 
@@ -101,7 +101,7 @@ def consume(
 
     with open_cluster(cluster) as opened:
         if follow:
-            opened.store.read_timeout_ms = DEFAULT_TIMEOUT_MS  # a failover does not end it
+            opened.store.read_timeout_ms = DEFAULT_TIMEOUT_MS  # a failover does not end the command
         log = LogReader(opened)
         reader = TopicReader(log, log.find_topic(topic), sorted(set(partition)) if partition else None)
         reader.seek(position)
@@ -188,7 +188,7 @@ def rows_of(batches: Iterable[Any], limit: int | None) -> Iterator[Mapping[str, 
 
 
 def print_row(row: Mapping[str, Any], values: bool, as_json: bool) -> None:
-    """Print a row of `rows_of` on stdout: as text, as the bytes of its value, or as JSON."""
+    """Print a row of `rows_of` on stdout: as a line of text, as JSON, or only the bytes of its value."""
     if values and sys.stdout.isatty():
         text = (row["value"] or b"").decode(errors="backslashreplace")
         sys.stdout.write(printable(text, keep="\n\t") + "\n")

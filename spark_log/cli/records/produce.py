@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from spark_log.clients.produce.producer import Producer
 
 RECORDS_PER_BATCH_MAX = 100_000
-"""The maximum number of records of a batch. A batch of short lines is many Python objects, and this limits its memory
-to a few hundred MB.
+"""The maximum number of records of a batch. A batch of short lines is many Python objects; the limit keeps their memory
+below a few hundred MB.
 """
 
 BUFFER_BYTES = 8 * BATCH_BYTES
-"""The memory of the producer, which is large enough that it does not cut a batch into smaller files."""
+"""The memory of the producer. It is so large that the producer does not split a batch into smaller files."""
 
 _INTERRUPTED = 130
-"""The exit code of shells for a command that Ctrl-C has ended."""
+"""The exit code by which shells know that Ctrl-C has ended a command."""
 
 
 class Format(StrEnum):
@@ -80,9 +80,9 @@ def produce(
 ) -> None:
     """Send lines to a topic, from stdin or a file.
 
-    A record with a key goes to the partition that Kafka's clients would choose; records without a key go to the
-    partitions in turn. A line is acknowledged when it is durable. Slow input is sent line by line, fast input in large
-    batches. Exit code 130: Ctrl-C stopped it before the end of a file or pipe.
+    A record with a key goes to the partition that Kafka's clients would choose. Records without a key go to the
+    partitions in turn. A line is acknowledged when it is durable. Slow input is sent line by line, and fast input in
+    large batches. The exit code is 130 if Ctrl-C stops the command before the end of a file or pipe.
 
     **Examples**
 
@@ -119,7 +119,7 @@ def produce(
             note("Stopped: the transaction is aborted.")
             raise typer.Exit(1) from None
         note("Stopped.")
-        if not typed:  # else Ctrl-C is an end of the input
+        if not typed:  # for typed input, Ctrl-C is a normal end
             raise typer.Exit(_INTERRUPTED) from None
     finally:
         sender.close()
@@ -144,9 +144,9 @@ def _producer(cluster: str, topic: str, acks: AcksName, transactional_id: str | 
             cluster=cluster,
             client_id="spark-log-produce",
             allow_auto_create_topics=False,
-            batch_size=1,  # without a key each record goes to the next partition
+            batch_size=1,  # so each record without a key goes to the next partition
             buffer_memory=BUFFER_BYTES,
-            max_request_size=INT32_MAX,  # only max.message.bytes of the topic limits a record
+            max_request_size=INT32_MAX,  # only the topic's max.message.bytes limits a record
             **settings,
         )
     except KafkaConfigurationError as error:
@@ -154,7 +154,7 @@ def _producer(cluster: str, topic: str, acks: AcksName, transactional_id: str | 
 
 
 def _records(source: BinaryIO, parse: Callable[[bytes, int], Record]) -> Iterator[tuple[list[Record], int]]:
-    """Yield batches of records, each with its size in bytes of input."""
+    """Yield batches of records, each with the number of its bytes in the input."""
     number = 0
     for lines in line_batches(source):
         for first in range(0, len(lines), RECORDS_PER_BATCH_MAX):
@@ -180,14 +180,12 @@ def _summarise(topic: str, sender: "RecordSender", seconds: float, as_json: bool
 
 
 class _Progress:
-    """A progress bar on stderr if it is a terminal. It shows the bytes of the file, or a count if the size is not
-    known.
-    """
+    """Shows progress on stderr if that is a terminal: a bar for a file, or a count if the size is not known."""
 
     def __init__(self, file: Path | None) -> None:
         self._bar: Any = None
         self._total = file.stat().st_size if file else None
-        # a terminal shows the typed input already
+        # typed input is already visible on the terminal
         self._wanted = sys.stderr.isatty() and not (file is None and sys.stdin.isatty())
 
     def __enter__(self) -> "_Progress":

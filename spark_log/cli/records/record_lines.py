@@ -1,7 +1,7 @@
-"""Batches of lines of a stream of bytes, and the conversion between lines and records. `produce --format json` reads
+"""Splits a stream of bytes into batches of lines, and converts between lines and records. `produce --format json` reads
 the lines that `consume --json` prints.
 
-A record as JSON: {"key": …, "value": …, "headers": [{"key": …, "value": …}], "timestamp": milliseconds,
+A record in JSON is {"key": …, "value": …, "headers": [{"key": …, "value": …}], "timestamp": milliseconds,
 "partition": n}. Bytes that are not UTF-8 are base64 text in `key_base64` or `value_base64` instead. A value that is
 an object, a list, a number or a boolean stands for its compact JSON text. Only the value is required; null is a
 tombstone.
@@ -23,7 +23,7 @@ from spark_log.text import printable
 Header = tuple[str, bytes | None]
 
 BATCH_BYTES = 16 * 1024 * 1024
-"""About the largest batch: a few MiB per partition make a good segment file."""
+"""The approximate maximum of a batch. A few MiB per partition make a good segment file."""
 
 _LINGER_S = 0.05
 """The time to wait for more input before a batch that is not full is sent (Kafka's linger.ms)."""
@@ -49,15 +49,13 @@ class Record:
 
 @dataclass(frozen=True)
 class LineFormat:
-    """The format of plain lines. `key_separator` separates key and value. `null_marker` stands
-    for a null key or value.
-    """
+    """The format of plain lines. `key_separator` separates key and value. `null_marker` means a null key or value."""
 
     key_separator: bytes | None = None
     null_marker: bytes | None = None
 
     def parse(self, line: bytes, number: int) -> Record:
-        """Return the record of a line. Raises InvalidRecordError, with the line's number, for a line without the
+        """Return the record of a line. Raises InvalidRecordError, with the line number, for a line without the
         separator.
         """
         if self.key_separator is None:
@@ -72,9 +70,9 @@ class LineFormat:
 
 
 def parse_json(line: bytes, number: int) -> Record:
-    """Return the record of one line of JSON. Raises InvalidRecordError that names the line and the field."""
+    """Parse a line of JSON to a record. Raises InvalidRecordError, which names the line and the field."""
     try:
-        text = line.decode("utf-8-sig")  # as a whole: what is kept as it is is not looked at again
+        text = line.decode("utf-8-sig")  # the whole line, because raw parts are not decoded again
         fields = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
     except msgspec.ValidationError:
         raise InvalidRecordError(f"line {number}: expected a JSON object with a value, got {_cut(line)}") from None
@@ -110,7 +108,7 @@ def show_json(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def show_text(data: bytes | None) -> str:
-    """Return bytes for a terminal, as null, UTF-8 text with escaped control characters, or base64."""
+    """Return bytes as text for a terminal: null, UTF-8 with escaped control characters, or base64."""
     if data is None:
         return "null"
     try:
@@ -176,7 +174,7 @@ def _cut(line: bytes) -> str:
 def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
     """Yield non-empty lists of whole lines without their ends (\\n or \\r\\n), in order.
 
-    A last line without an end counts. A line longer than BATCH_BYTES makes a longer batch.
+    A last line without a line end counts. A line longer than BATCH_BYTES makes a larger batch.
     """
     rest = b""
     batch_bytes = BATCH_BYTES
@@ -204,5 +202,5 @@ def line_batches(source: BinaryIO) -> Iterator[list[bytes]]:
 def _more_within(source: BinaryIO, seconds: float) -> bool:
     try:
         return bool(select.select([source], [], [], seconds)[0])
-    except (OSError, ValueError, TypeError):  # without a file descriptor, all of it is in memory
+    except (OSError, ValueError, TypeError):  # a source without a file descriptor is in memory
         return True

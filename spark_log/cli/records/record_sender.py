@@ -1,4 +1,4 @@
-"""Sends the records that the command line has read. Batches become Arrow tables, which a producer appends."""
+"""Sends the records that the command line has read. A producer appends each batch as an Arrow table."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -17,9 +17,9 @@ from spark_log.log.records.schema import HEADERS, TIMESTAMP
 class RecordSender:
     """Sends batches to a topic with `producer`, which it closes, and counts the stored records.
 
-    `partition` and `headers` apply to every record. A record's own partition is used if `partition` is None, and its
-    own headers come first. A producer with a transactional id sends all batches in one transaction, which `commit`
-    ends.
+    `partition` and `headers` apply to every record. If `partition` is None, a record's own partition is used. A
+    record's own headers come first. A producer with a transactional id sends all batches in one transaction, which
+    `commit` ends.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class RecordSender:
         self._transactional = producer.config["transactional_id"] is not None
         self.records = self.bytes = 0
         self.ends: dict[int, int] = {}
-        """End offset of the last append, by partition."""
+        """The end offset of the last append to each partition."""
         if self._transactional:
             producer.init_transactions()
             producer.begin_transaction()
@@ -51,13 +51,13 @@ class RecordSender:
             self._count(future.written())
 
     def commit(self) -> None:
-        """End the transaction, if there is one, so that its records become visible."""
+        """Commit the transaction, if there is one, so that its records become visible."""
         if self._transactional:
             for tp, _, end in self._producer.commit_transaction():  # in order of offsets
                 self.ends[tp.partition] = end
 
     def close(self) -> None:
-        """Close the producer. An uncommitted transaction is aborted, and none of its records is stored or counted."""
+        """Close the producer. An uncommitted transaction is aborted: none of its records is stored or counted."""
         if self._transactional and not self.ends:
             self.records = self.bytes = 0
         self._producer.close()
@@ -87,7 +87,7 @@ class RecordSender:
 
 @contextmanager
 def warnings_as_notes() -> Iterator[None]:
-    """Print the warnings that the library logs (such as of records that retention deletes soon) on stderr."""
+    """Print the library's log warnings on stderr, for example about records that retention will delete soon."""
     logger, handler = logging.getLogger("spark_log"), _Notes(logging.WARNING)
     logger.addHandler(handler)
     try:

@@ -50,8 +50,8 @@ def console(
 ) -> None:
     """Serve pages that show the cluster: topics, messages, groups, lag, brokers, maintenance.
 
-    The pages only read, unless --allow says otherwise. It prints an address with a token; the token starts a session
-    in one browser, and the next address is printed. SIGTERM or Ctrl-C ends it.
+    The pages only read, unless --allow permits changes. The command prints an address with a token. The token starts a
+    session in one browser; then the next address is printed. SIGTERM or Ctrl-C stops the command.
 
     **Examples**
 

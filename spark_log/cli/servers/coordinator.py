@@ -25,10 +25,10 @@ def coordinator(
     metrics_host: MetricsHost_ = "127.0.0.1",
     as_json: Json = False,
 ) -> None:
-    """Run a coordinator: it ends the sessions of dead consumers, assigns partitions and runs maintenance.
+    """Run a coordinator, which ends the sessions of dead consumers, assigns partitions and runs maintenance.
 
-    Start any number, on any host: one at a time is active. Without a coordinator, consumers manage their groups
-    themselves. SIGTERM or Ctrl-C ends it and releases the lease.
+    Start any number of coordinators, on any host: one at a time is active. Without a coordinator, consumers manage
+    their groups themselves. SIGTERM or Ctrl-C stops it and releases its lease.
     """
     from spark_log.cluster.settings import with_settings
     from spark_log.config import ClusterSettings

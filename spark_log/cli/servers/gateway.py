@@ -91,8 +91,8 @@ def gateway(
 ) -> None:
     """Serve Kafka's wire protocol, so that any Kafka client can use the cluster.
 
-    Start any number, on any host: clients see each as a broker. SIGTERM or Ctrl-C ends it after what it has received
-    is in the log.
+    Start any number of gateways, on any host: clients see each gateway as a broker. SIGTERM or Ctrl-C stops it when all
+    records that it has received are in the log.
     """
     import asyncio
     import signal
@@ -163,5 +163,5 @@ def _tls_files(certificate: str | None, key: str | None, client_ca: str | None) 
 
 
 def _worker_options(metrics_port: int | None, number: int) -> list[str]:
-    """Return the options of a further process, which serves its metrics at the next port."""
+    """Return the options of worker process `number`, which serves its metrics at `metrics_port` + `number`."""
     return [] if not metrics_port else ["--metrics-port", str(metrics_port + number)]

@@ -1,4 +1,4 @@
-"""Options `--metrics-port` and `--metrics-host`, and the metrics server that they start."""
+"""Defines the options `--metrics-port` and `--metrics-host`, and starts the metrics server."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,7 +33,7 @@ MetricsHost_ = Annotated[
 def metrics_of_coordinator(
     host: str, port: int | None, cluster: "Cluster", coordinator: "Coordinator", health: "Probe"
 ) -> Iterator[None]:
-    """Serve the metrics of the cluster while `coordinator` is the active one, and of its tasks."""
+    """Serve the metrics of the coordinator's tasks, and while it is active also those of the cluster."""
     if port is None:
         yield
         return
@@ -49,7 +49,7 @@ def metrics_of_coordinator(
 
 @contextmanager
 def metrics_of_gateway(host: str, port: int | None, cluster: "Cluster", gateway: "Gateway") -> Iterator[None]:
-    """Serve the metrics of this process of a gateway."""
+    """Serve the metrics of this gateway process."""
     if port is None:
         yield
         return

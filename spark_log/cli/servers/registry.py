@@ -13,10 +13,10 @@ def registry(
     host: Annotated[str, typer.Option("--host", metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, metavar="PORT", help="0: a free port.")] = 8081,
 ) -> None:
-    """Serve the cluster's schema registry: the REST API of Confluent's Schema Registry, for its serializers.
+    """Serve the cluster's schema registry, with the REST API of Confluent's Schema Registry, for its serializers.
 
-    Start any number: the schemas are in the cluster's metadata store. There is no access control: everyone who
-    reaches the address may register and delete schemas. SIGTERM or Ctrl-C ends it, after the requests that have begun.
+    Start any number: the schemas are in the cluster's metadata store. There is no access control: everyone who reaches
+    the address may register and delete schemas. SIGTERM or Ctrl-C stops it after the current requests.
 
     **Examples**
 

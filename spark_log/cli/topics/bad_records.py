@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _SHOWN_BYTES = 60
 _SHOWN_REASONS = 20
 _AT_ONCE = 1_000
-"""Copies that wait for their acknowledgement."""
+"""The maximum number of copies without an acknowledgement."""
 
 
 def bad_records(
@@ -37,8 +37,8 @@ def bad_records(
     limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most so many; 0: all.")] = 20,
     as_json: Json = False,
 ) -> None:
-    """Show the records of a typed topic whose keys or values cannot be decoded: offset, reason and bytes, and how many
-    records there are for each reason.
+    """Show the records of a typed topic whose keys or values cannot be decoded, with offset, reason and bytes. Also
+    show the number of records for each reason.
 
     **Examples**
 

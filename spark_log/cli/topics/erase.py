@@ -41,10 +41,10 @@ def erase(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Erase every record of the given keys: values, headers and tombstones. All other records keep their offsets.
+    """Erase every record of the given keys, including headers and tombstones. All other records keep their offsets.
 
-    Records that are appended while it runs are not erased: first stop the programs that write them. For topics of many
-    gigabytes use `spark-submit "$(spark-log path jobs)/erase.py"`.
+    Records that are appended while the command runs are not erased: first stop the programs that write them. For topics
+    of many gigabytes use `spark-submit "$(spark-log path jobs)/erase.py"`.
 
     **Examples**
 

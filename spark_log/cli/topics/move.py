@@ -17,12 +17,12 @@ def move(
     cancel: Annotated[bool, typer.Option("--cancel", help="End moves that are not done: nothing has changed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Move topics to another metadata store, while clients use them. Segment files stay where they are.
+    """Move topics to another metadata store while clients use them. Segment files stay where they are.
 
     Appends to a topic wait while its rows are copied, about a second for 50,000 segments; producers repeat them.
-    Readers go on. Open transactions with records in the topic are waited for, up to 10 seconds; then their commit
-    fails, and their clients abort and repeat them. An interrupted move is continued by the same command, or by a
-    coordinator.
+    Readers go on. The move waits up to 10 seconds for open transactions with records in the topic. After that, their
+    commits fail, and their clients abort and repeat them. The same command, or a coordinator, continues an interrupted
+    move.
 
     **Examples**
 

@@ -20,8 +20,8 @@ _Key = Annotated[bool, typer.Option("--key", help="The schema of the keys, not t
 
 @app.command("show")
 def show(name: TopicName, cluster: Cluster_, key: _Key = False, as_json: Json = False) -> None:
-    """Show the typed columns of the values, or of the keys, of a topic: those of the schema, and those of fields that
-    it had before.
+    """Show the typed columns of a topic's values, or keys: the columns of the schema, and those of fields that earlier
+    schemas had.
     """
     from spark_log.cluster.topics import find_topic
     from spark_log.log.columns.types import to_json, type_ddl
@@ -84,12 +84,12 @@ def set_(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing; show what would change.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Set the schema of the values, or of the keys, of a topic. New files get the columns of its fields; no file is
-    written again.
+    """Set the schema of a topic's values, or keys. New files get the columns of its fields; existing files are not
+    rewritten.
 
-    A new field is a new column. The column of a field that the schema no longer has stays. Another type for a field is
-    refused. With --reset its column stays, as the column of the earlier type, and the field gets a new one: `price__v2`
-    for `price`. A value that fits the earlier type still is not a bad record.
+    A new field becomes a new column. The column of a field that the schema no longer has stays. Another type for a
+    field is refused. With --reset, the column stays with its earlier type, and the field gets a new column, such as
+    `price__v2` for `price`. A value that fits only the earlier type is still no bad record.
 
     **Examples**
 
@@ -98,7 +98,7 @@ def set_(
     - `spark-log schema set orders --key 'customer BIGINT'`
     - `spark-log schema set orders 'item STRING, price STRING' --reset`
     - `spark-log schema set orders @shop.desc#shop.Order` (protoc --include_imports --descriptor_set_out=shop.desc …)
-    - `spark-log maintenance columns --topic orders` (afterwards the files that are there have the columns too)
+    - `spark-log maintenance columns --topic orders` (afterwards the existing files have the columns too)
     """
     from spark_log.cluster.topics import find_topic
     from spark_log.log.columns.field_paths import column_paths
@@ -141,8 +141,8 @@ def infer(
     key: _Key = False,
     as_json: Json = False,
 ) -> None:
-    """Print a schema, as DDL, that fits the newest records of a topic with JSON values, or with JSON keys. Avro and
-    Protobuf do not contain their schema.
+    """Print a DDL schema that fits the newest records of a topic with JSON values, or JSON keys. Avro and Protobuf
+    records do not contain their schema.
 
     **Example:** `spark-log schema infer orders > orders.ddl && spark-log schema set orders @orders.ddl`
     """

@@ -1,4 +1,4 @@
-"""A schema as an argument, which is its text, `@FILE` for a file, or `@FILE#MESSAGE` for a Protobuf descriptor set."""
+"""Parses a schema argument: a text, `@FILE` for a file, or `@FILE#MESSAGE` for a Protobuf descriptor set."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,7 +9,7 @@ from spark_log.spark.jobs.options.arguments import parse_pairs, usage_error
 
 
 class SchemaArgument(NamedTuple):
-    """A schema. `format` is the format that the argument implies, or None if it implies none."""
+    """A schema. `format` is the format that the argument implies, if any."""
 
     text: str
     format: str | None = None
@@ -36,7 +36,7 @@ def parse_schema(argument: str, option: str) -> SchemaArgument:
 
 
 def parse_configs(texts: Iterable[str], option: str) -> dict[str, str]:
-    """Return `name=value` texts as topic configs. key.schema and value.schema may be `@FILE` or `@FILE#MESSAGE`."""
+    """Parse `name=value` texts to topic configs. key.schema and value.schema may be `@FILE` or `@FILE#MESSAGE`."""
     configs = parse_pairs(texts, option)
     for name in {"key.schema", "value.schema"} & configs.keys():
         configs[name] = parse_schema(configs[name], option).text

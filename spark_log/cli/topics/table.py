@@ -1,4 +1,4 @@
-"""The commands `spark-log table`, for the tables of a topic: Delta, Iceberg, and the current state of each key."""
+"""The commands `spark-log table …`, which show, verify and rebuild Delta, Iceberg and current-state tables."""
 
 from dataclasses import asdict
 from enum import StrEnum
@@ -22,7 +22,7 @@ class Target(StrEnum):
 
 
 class Rebuilt(StrEnum):
-    """The formats of the tables that can be made anew."""
+    """The formats of tables that can be rebuilt."""
 
     iceberg = "iceberg"
     current = "current"
@@ -30,7 +30,7 @@ class Rebuilt(StrEnum):
 
 @app.command()
 def describe(name: TopicName, cluster: Cluster_, as_json: Json = False) -> None:
-    """Show the tables of a topic: where they are, their versions, how many files they list, and what they lack.
+    """Show the tables of a topic: their locations and versions, how many files they list, and what they lack.
 
     **Examples**
 
@@ -86,10 +86,10 @@ def verify(
     target: Annotated[Target | None, typer.Option("--target", help="Only tables of this format.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare the records that the tables of a topic show with the log, offset by offset. Exit code 1: they differ.
+    """Compare the records in the tables of a topic with the log, offset by offset. If they differ, the exit code is 1.
 
-    Each table is brought up to date first, and compared up to the offsets that it shows then. It reads all records of
-    the topic, once from the log and once for each table.
+    First, each table is brought up to date. Then it is compared up to the offsets that it shows. The command reads all
+    records of the topic, once from the log and once from each table.
 
     **Examples**
 
@@ -122,8 +122,8 @@ def rebuild(
     target: Annotated[Rebuilt, typer.Option("--target", help="The format of the tables.", show_default=False)],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
 ) -> None:
-    """Delete the metadata of a topic's Iceberg or current-state tables, and write them anew from the log. No record is
-    copied or deleted. Queries that are running on the table may fail, and its earlier versions are gone.
+    """Delete the metadata of a topic's Iceberg or current-state tables, and write it again from the log. No record is
+    copied or deleted. Running queries on the tables may fail, and their earlier versions are lost.
 
     **Example**
 

@@ -70,7 +70,7 @@ def create(
 
 @app.command("list")
 def list_(cluster: Cluster_, as_json: Json = False) -> None:
-    """List the topics: partitions, records, stored bytes, and configs that differ from the defaults."""
+    """List the topics with their partitions, records, stored bytes, and configs that differ from the defaults."""
     show.topics(show.load_topics(cluster), as_json)
 
 
@@ -80,7 +80,7 @@ def describe(
     cluster: Cluster_,
     as_json: Json = False,
 ) -> None:
-    """Show topics partition by partition: leader, in-sync replicas, offsets, records, stored bytes."""
+    """Show the partitions of topics with their leader, in-sync replicas, offsets, records and stored bytes."""
     show.descriptions(show.load_descriptions(cluster, names), as_json)
 
 
@@ -127,7 +127,7 @@ def add_partitions(
     cluster: Cluster_,
     as_json: Json = False,
 ) -> None:
-    """Raise the number of partitions to TOTAL. Afterwards keys go to other partitions, as in Kafka."""
+    """Raise the number of partitions to TOTAL. As in Kafka, keys then go to other partitions than before."""
     from spark_log.replication.controller.topic_operations import add_partitions as add
 
     with open_cluster(cluster) as opened:
@@ -143,12 +143,12 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Delete topics with all of their records."""
+    """Delete topics with all their records."""
     from spark_log.facts.topics import describe_topics
     from spark_log.replication.controller.topic_operations import delete_topic
 
     with open_cluster(cluster) as opened:
-        describe_topics(opened, names)  # if one does not exist, none is deleted
+        describe_topics(opened, names)  # raises if one does not exist: then none is deleted
         if not yes:
             typer.confirm(f"Delete {', '.join(names)} with all records?", abort=True, err=True)
         for name in dict.fromkeys(names):
@@ -207,5 +207,5 @@ def configs(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Explain the topic configs: default, valid values, meaning. Needs no cluster."""
+    """Show the topic configs with their defaults, valid values and meanings. This command needs no cluster."""
     show.config_definitions(names or [], as_json)

@@ -1,4 +1,4 @@
-"""The output of `spark-log topic`, as tables and as JSON."""
+"""Prints the output of `spark-log topic`, as tables or as JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -10,7 +10,7 @@ from spark_log.ids import HOME_NAME
 from spark_log.text import is_unlimited
 
 _SHOWN_CHARACTERS = 100
-"""The maximum number of characters of a config value in a line."""
+"""The maximum number of characters that a line shows of a config value."""
 
 if TYPE_CHECKING:
     from sqlalchemy import Connection
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def load_topics(address: str) -> list[dict[str, Any]]:
-    """Return the facts of every topic, by name. The usage is None while the store of the topic does not answer."""
+    """Return the facts of all topics, sorted by name. If the store of a topic does not answer, its usage is None."""
     from spark_log.cluster.topics import undamaged
     from spark_log.cluster.usage import Usage, by_topic, cluster_usage
 
@@ -175,7 +175,7 @@ def config_definitions(names: Sequence[str], as_json: bool) -> None:
 
 
 def configs_of(overrides: Mapping[str, str]) -> str:
-    """Return the configs in one line. A long value, such as a schema, is shortened."""
+    """Return the configs as one line. Long values, such as schemas, are shortened."""
     return ", ".join(f"{name}={_short(value)}" for name, value in sorted(overrides.items()))
 
 
@@ -192,7 +192,7 @@ def table_state(table: Mapping[str, Any]) -> str:
 
 
 def _leader(part: Mapping[str, Any]) -> Any:
-    """Return the leader, and the preferred leader if that is another broker."""
+    """Return the leader, and the preferred leader if it is another broker."""
     if part["offline"]:
         return "OFFLINE"
     if part["leader"] == part["preferred_leader"]:
@@ -203,6 +203,6 @@ def _leader(part: Mapping[str, Any]) -> Any:
 def _cell(name: str, value: Any) -> Any:
     if isinstance(value, list):
         return ",".join(map(str, value))
-    if isinstance(value, Mapping):  # lagging brokers, with the number of records
+    if isinstance(value, Mapping):  # lagging brokers with the number of missing records
         return " ".join(f"{broker}:{lag}" for broker, lag in value.items() if lag)
     return bytes_of(value) if name == "bytes" else value

@@ -17,12 +17,12 @@ def producers(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show the idempotent producers of a topic, with their last sequences, and those with an open transaction.
+    """Show the idempotent producers of a topic with their last sequences, and the producers with an open transaction.
 
-    A partition knows idempotent producers, and transactional Kafka clients, for a day after their last append. It knows
-    a transactional producer of spark-log during the transaction only: `spark-log transaction list` has all of them.
+    A partition remembers idempotent producers, and transactional Kafka clients, for a day after their last append. It
+    knows transactional producers of spark-log only during a transaction: `spark-log transaction list` shows them all.
 
-    The start of an open transaction is the offset that a commit would give it now: its records have no offsets yet.
+    The records of an open transaction have no offsets yet. Its start is the offset that a commit would give them now.
     """
     from spark_log.cluster.topics import find_topic
     from spark_log.facts.transactions import describe_producers

@@ -16,12 +16,12 @@ from spark_log.log.reader import LogReader
 from spark_log.log.segments.slices import Positions
 
 POLL_S = 1.0
-"""Longest pause between two polls, in case a notification of a change is lost."""
+"""The longest pause between two polls, because a notification of a change may be lost."""
 
 
 def parse_position(text: str) -> ResetTo:
-    """Return the position of option `--from`: earliest, latest, an offset, -10 (the last ten of each partition), a time
-    such as 2026-01-31T12:00:00Z (UTC without a zone), or @1769860800000. Raises ValueError that says what is expected.
+    """Parse option `--from`: earliest, latest, an offset, -10 (the last ten of each partition), a time such as
+    2026-01-31T12:00:00Z (UTC without a zone), or @1769860800000. Raises ValueError, which says what is expected.
     """
     try:
         position = parse_reset(text)
@@ -36,7 +36,7 @@ def parse_position(text: str) -> ResetTo:
 
 
 def _start_offset(position: ResetTo, partition: str, limits: Positions, at_time: int | None) -> int:
-    """Return the first offset to read of `partition` with these limits.
+    """Return the first offset to read in `partition`, which has these limits.
 
     `at_time` is the first offset with the requested timestamp, or None if every record is older. Raises
     OffsetOutOfRangeError for an offset outside the limits.
@@ -56,7 +56,7 @@ class TopicReader:
     log: LogReader
     topic: Topic
     partitions: Sequence[int] | None
-    """The partitions to read. None is all partitions, including those that are added while it runs."""
+    """The partitions to read. None means all partitions, including those that are added later."""
     next_offsets: dict[TopicPartition, int] = field(default_factory=dict)
     lost: dict[TopicPartition, int] = field(default_factory=dict)
     """The number of offsets that were deleted before they were read, by partition."""
@@ -87,7 +87,7 @@ class TopicReader:
                     tp = TopicPartition(self.topic.name, batch.column("partition")[last].as_py())
                     self.next_offsets[tp] = batch.column("offset")[last].as_py() + 1
             except OffsetOutOfRangeError:
-                limits = self._limits()  # retention advanced the start since they were read
+                limits = self._limits()  # retention has advanced the log start offset
                 continue
             for tp, (_, end) in ranges.items():
                 self.next_offsets[tp] = end  # compaction may have removed the last records of the range
@@ -95,7 +95,7 @@ class TopicReader:
     def _unread(
         self, limits: Mapping[TopicPartition, Positions], ends: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, OffsetRange]:
-        """Return the ranges from the next offsets to the ends, within the limits. Count the offsets that are lost."""
+        """Return the ranges from the next offsets to the ends, within the limits. Count the lost offsets."""
         ranges: dict[TopicPartition, OffsetRange] = {}
         for tp, limit in limits.items():
             start = self.next_offsets.get(tp, limit.log_start_offset)  # a new partition is read from its start
@@ -131,9 +131,9 @@ class TopicReader:
 
 
 def member_batches(consumer: Any, limit: int | None, follow: bool, idle_s: float | None) -> Iterator[pa.RecordBatch]:
-    """Yield the batches that a member of a group reads. A batch is committed when the next one is requested.
+    """Yield the batches that a member of a group reads. Commit those of a poll when the batch after them is requested.
 
-    Without `follow` it ends at the end offsets of its partitions; at once if the group has none for it.
+    Without `follow`, end at the end offsets of the member's partitions, or at once if the group assigns it none.
     """
     left = limit
     quiet_since = clock.monotonic_s()
