@@ -99,7 +99,7 @@ class LogReader:
         store = self.cluster.of(topic).store
         found = store.read(lambda connection: planner.positions(connection, [topic]))
         if not found:  # every topic has a partition
-            raise UnknownTopicOrPartitionError(f"topic {topic.name!r} was deleted, or made again")
+            raise UnknownTopicOrPartitionError(f"topic {topic.name!r} was deleted, or created again")
         return found
 
     def plan(

@@ -159,7 +159,10 @@ def test_offline_partitions_are_shown_and_elected_uncleanly(cluster: Path, broke
     assert "t-0: none of its replicas is alive" in refused.stderr
     bring_back(brokers, 3)
     asked = run("partition", "elect", "--unclean", "--all", stdin="n\n", cluster=cluster)
-    assert (asked.exit_code, asked.stderr.splitlines()[0]) == (1, "t-0: it removes the records from offset 0 to 1.")
+    assert (asked.exit_code, asked.stderr.splitlines()[0]) == (
+        1,
+        "t-0: the election removes the records from offset 0 to 1.",
+    )
     elected = ok("partition", "elect", "--unclean", "--all", "--yes", cluster=cluster)
     assert elected == "1 partition with a new leader, 1 needed none.\nt-0: elected\n"
     [loss] = json.loads(ok("partition", "truncations", "--json", cluster=cluster))

@@ -38,7 +38,7 @@ def create(
     password_file: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A file whose first line is the password.", show_default=False)
     ] = None,
-    iterations: Annotated[int, typer.Option(min=4096, max=16384, help="Of PBKDF2.")] = _ITERATIONS,
+    iterations: Annotated[int, typer.Option(min=4096, max=16384, help="Iterations of PBKDF2.")] = _ITERATIONS,
 ) -> None:
     """Create a user, or change the password of a user.
 

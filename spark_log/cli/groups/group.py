@@ -134,7 +134,7 @@ def _follow(read: Any) -> None:
 def reset(
     group: GroupId,
     cluster: Cluster_,
-    to: Annotated[str, reset_target_option("what is committed")],
+    to: Annotated[str, reset_target_option("the committed offset")],
     topic: Topics = None,
     execute: Annotated[bool, typer.Option("--execute", help="Commit the new offsets.")] = False,
     as_json: Json = False,

@@ -25,7 +25,8 @@ def elect(
     cluster: Cluster_,
     topic: TopicNames = None,
     partition: Annotated[
-        list[int] | None, typer.Option("--partition", "-p", metavar="N", help="Of the one --topic; repeatable.")
+        list[int] | None,
+        typer.Option("--partition", "-p", metavar="N", help="A partition of the one --topic; repeatable."),
     ] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every partition of every topic.")] = False,
     unclean: Annotated[
@@ -60,7 +61,7 @@ def elect(
             chosen = [TopicPartition((topic or [""])[0], number) for number in partition]
         if unclean and not yes:
             for tp, (start, end) in expected_truncations(opened, chosen).items():
-                note(f"{tp}: it removes the records from offset {start:,} to {end - 1:,}.")
+                note(f"{tp}: the election removes the records from offset {start:,} to {end - 1:,}.")
             typer.confirm("An unclean election may lose acknowledged records. Hold it?", abort=True, err=True)
         outcomes = hold(opened, chosen, unclean=unclean)
     elected = [tp for tp, error in outcomes.items() if error is None]
@@ -183,7 +184,7 @@ def reassign(
     ] = None,
     topic: TopicNames = None,
     replication_factor: Annotated[
-        int | None, typer.Option("--replication-factor", "-r", help="With --to-brokers. [default: as it is]")
+        int | None, typer.Option("--replication-factor", "-r", help="With --to-brokers. [default: unchanged]")
     ] = None,
     plan: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="A plan in the JSON of Kafka's own tool; - is stdin.")

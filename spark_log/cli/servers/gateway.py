@@ -18,7 +18,7 @@ def gateway(
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:9092",
     advertise: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="The address that clients are told. Default: that of --listen."),
+        typer.Option(metavar="HOST:PORT", help="The address that clients connect to. Default: that of --listen."),
     ] = None,
     zone: Annotated[
         str | None, typer.Option(help="Failure domain; clients with zone=NAME in their client id prefer it.")
@@ -61,7 +61,10 @@ def gateway(
         bool, typer.Option("--allow-plain-without-tls", help="Passwords may cross a network in the clear.")
     ] = False,
     reauthentication_ms: Annotated[
-        int, typer.Option(min=0, help="Clients authenticate again after so long (connections.max.reauth.ms); 0: never.")
+        int,
+        typer.Option(
+            min=0, help="Milliseconds until clients authenticate again (connections.max.reauth.ms); 0: never."
+        ),
     ] = 0,
     acls: Annotated[
         bool, typer.Option("--acls", help="Check what each client may do (authorizer.class.name): `spark-log acl`.")

@@ -34,7 +34,7 @@ def bad_records(
             autocompletion=completion.topics,
         ),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most so many; 0: all.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Show at most this many; 0: all.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Show the records of a typed topic whose keys or values cannot be decoded, with offset, reason and bytes. Also

@@ -142,7 +142,7 @@ def stamp(records: pa.Table, timestamp_ms: int) -> pa.Table:
 def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     places = table.schema.get_all_field_indices(field.name)
     if len(places) > 1:
-        raise InvalidRecordError(f"{field.name}: the column is there {len(places)} times")
+        raise InvalidRecordError(f"{field.name}: there are {len(places)} columns of this name")
     if not places:
         if field.name == "value":
             raise InvalidRecordError(f"{field.name}: required column not found; there are {table.schema.names}")

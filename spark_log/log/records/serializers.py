@@ -61,7 +61,7 @@ class AvroDeserializer(Deserializer):  # type: ignore[misc]
             raise InvalidRecordError(f"topic {topic!r}: bytes that do not fit the schema: {error!r}") from error
         if source.tell() != len(data):
             left = len(data) - source.tell()
-            raise InvalidRecordError(f"topic {topic!r}: {left} bytes are left behind what the schema describes")
+            raise InvalidRecordError(f"topic {topic!r}: {left} bytes follow the value that the schema describes")
         return value
 
 

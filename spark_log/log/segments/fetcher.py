@@ -285,5 +285,5 @@ def all_replicas_bad_error(piece: Slice, errors: Sequence[SparkLogError]) -> Spa
     kind = StorageUnavailableError if any(error.retriable for error in errors) else CorruptRecordError
     return kind(
         f"{piece.topic}-{piece.partition}: no replica has segment {piece.name} with offsets from {piece.base_offset}"
-        f" whole: {redact('; '.join(map(str, errors))) or 'its log end offsets are below'}"
+        f" whole: {redact('; '.join(map(str, errors))) or 'all their log end offsets are below'}"
     )

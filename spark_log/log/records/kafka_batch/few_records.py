@@ -78,7 +78,7 @@ def _read(data: memoryview | bytes, header: BatchHeader, columns: _Columns) -> N
         value, at = _bytes(data, at, end)
         headers, at = _headers(data, at, end)
         if at != end:
-            raise ValueError("a record with another length")
+            raise ValueError("the length of a record is wrong")
         time_ms = header.base_timestamp_ms + delta
         if abs(time_ms) * MICROSECONDS_PER_MILLISECOND > _MICROSECONDS_MAX:
             raise ValueError("a timestamp beyond int64")

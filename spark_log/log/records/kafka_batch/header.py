@@ -92,7 +92,7 @@ def read_header(batch: memoryview) -> BatchHeader:
         raise CorruptRecordError(f"a record batch of {len(batch)} bytes is too short")
     header = BatchHeader(*_HEADER.unpack_from(batch))
     if header.end > len(batch) or header.batch_length < HEADER_BYTES - _LENGTH_END:
-        raise CorruptRecordError(f"a record batch says that it has {header.end} bytes, there are {len(batch)}")
+        raise CorruptRecordError(f"the length in a record batch is {header.end} bytes, but the batch has {len(batch)}")
     if header.end < len(batch):
         raise InvalidRecordError("more than one record batch for a partition")
     if checksum(batch[_CHECKED_FROM:]) != header.crc:

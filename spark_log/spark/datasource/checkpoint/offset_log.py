@@ -42,7 +42,7 @@ def ends_of_batch(
     if not our_sources:
         raise InvalidOptionError(
             f"group.id {group_id!r}: no spark_log source of the query reads from this cluster (or its checkpoint was"
-            " begun by a version of spark-log that did not note the cluster)"
+            " begun by a version of spark-log that did not record the cluster)"
         )
     ends: dict[TopicPartition, End] = {}
     for positions in (ours.positions for ours in our_sources):

@@ -76,7 +76,7 @@ def test_normalise_names_the_field_of_a_wrong_type(column: str, values: pa.Array
 def test_normalise_missing_and_double_columns() -> None:
     with pytest.raises(InvalidRecordError, match="value: required"):
         normalise(pa.table({"key": [b"a"]}))
-    with pytest.raises(InvalidRecordError, match="2 times"):
+    with pytest.raises(InvalidRecordError, match="2 columns of this name"):
         normalise(pa.Table.from_arrays([pa.array([b"a"])] * 2, names=["value", "value"]))
 
 
