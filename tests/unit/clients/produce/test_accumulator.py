@@ -8,6 +8,7 @@ from spark_log.clients.produce.accumulator import Accumulator, Queue
 from spark_log.clients.produce.producer_batch import TopicBatch
 from spark_log.clients.produce.producer_settings import ProducerSettings
 from spark_log.errors import KafkaTimeoutError
+from tests.support.waiting import LIMIT_S, Worker
 
 HOUR_MS = 3_600_000
 
@@ -110,17 +111,24 @@ def test_add_times_out_when_the_buffer_is_full():
     queue = box.queue("t", 10**6)
     add(box, queue)
     add(box, queue)
-    taken = []
-    sender = threading.Thread(target=lambda: taken.extend(box.take(None)), daemon=True)
-    sender.start()
     with pytest.raises(KafkaTimeoutError, match="no room for 100 bytes within max_block_ms: 200 of buffer_memory=250"):
         add(box, queue)
     assert box.available_bytes == 50
-    sender.join(timeout=60)
-    assert [len(each) for each in values(taken)] == [2], "a wait for room makes everything due"
     box.release(200)
     add(box, queue, size=1000)
     assert box.available_bytes == 0, "a record larger than the buffer goes alone"
+
+
+def test_a_wait_for_room_makes_everything_due():
+    box = accumulator(linger_ms=HOUR_MS, buffer_memory=250, max_block_ms=HOUR_MS)
+    queue = box.queue("t", 10**6)
+    add(box, queue)
+    add(box, queue)
+    waiting = Worker(lambda _: add(box, queue))
+    assert [len(each) for each in values(box.take(clock.monotonic_s() + LIMIT_S))] == [2]
+    box.release(200)
+    waiting.finish()
+    assert box.available_bytes == 150
 
 
 def test_a_full_buffer_does_not_split_the_records_while_the_sender_is_busy():
