@@ -1,6 +1,6 @@
 """At most once, at least once, exactly once: the programs of docs/guides/delivery.md, killed during their work; and the
 three classic ways to lose a message, each shown and then prevented. The first, acks=1, is in
-tests/contract/replication/test_failover.py (test_truncated_records_of_acks_1_are_recorded_when_the_leader_is_lost).
+tests/contract/replication/test_elections.py (test_truncated_records_of_acks_1_are_recorded_when_the_leader_is_lost).
 """
 
 import signal

@@ -22,6 +22,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 import pytest
+from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import (
     CommitFailedException,
@@ -348,3 +349,22 @@ def _loaded(table: Table) -> dict[str, Any]:
 
 def _error(status: int, message: str, kind: str = "Fault") -> dict[str, Any]:
     return {"error": {"message": message, "type": kind.replace("Error", "Exception"), "code": status}}
+
+
+NAMESPACE = ("lake", "logs")
+
+
+def loaded(topic: str = "t") -> Any:
+    return load_catalog("lake").load_table((*NAMESPACE, topic))
+
+
+def check_catalog(cluster: Cluster, topic: Topic, operations: Sequence[str] | None = None) -> None:
+    """Publish the topic: its table in the catalog has the values of the log, by these operations of the last commit."""
+    publish(cluster, topic)
+    table = loaded(topic.name)
+    assert values_of(table.scan().to_arrow()) == values_in(cluster, topic)
+    if operations is not None:
+        last = table.current_snapshot().summary["spark-log.transaction-version"]
+        summaries = (each.summary for each in table.snapshots())
+        done = [each for each in summaries if each["spark-log.transaction-version"] == last]
+        assert [each.operation.value for each in done] == operations

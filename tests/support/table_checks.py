@@ -8,7 +8,7 @@ records.
 import contextlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -27,12 +27,15 @@ from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.log_dir import LogDir, segment_path
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.ids import LogDirId
+from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
+from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.lag_measurement import delta_lags
+from spark_log.tables.publication import delta_tables, publish
 from spark_log.tables.publication_state import CURRENT, table_folder
-from tests.support.records import rows_of
+from tests.support.records import read_all, rows_of, table
 
 
 def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> None:
@@ -276,3 +279,59 @@ def assert_current(cluster: Cluster, topic: Topic) -> list[Row]:
         rows = read(location)
         assert rows == expected, f"{read.__name__}: {set(rows) ^ set(expected)}"
     return expected
+
+
+class FileTopic:
+    """A topic on SQLite whose appends are all files, with its log and its Delta table; made unless it is there."""
+
+    def __init__(self, folder: Path, partitions: int = 2, configs: Mapping[str, str] | None = None) -> None:
+        self.cluster = Cluster.init(str(folder), if_not_exists=True)
+        found = self.cluster.store.read(find_topics)
+        self.topic = found.get("t") or create_topic(
+            self.cluster, "t", partitions, configs={"inline.max.bytes": "0"} if configs is None else configs
+        )
+        self.log = ClientLog(self.cluster)
+        (self.location,) = delta_tables(self.cluster, self.topic).values()
+
+    def close(self) -> None:
+        self.log.close()
+        self.cluster.close()
+
+    def append(self, *values: str, partition: int = 0) -> Any:
+        return self.log.append(self.topic, [Records(partition, table(*values, key=b"k", headers=[("h", b"v")]))])
+
+    def publish(self) -> None:
+        publish(self.cluster, self.topic)
+
+    @property
+    def delta(self) -> DeltaTable:
+        return DeltaTable(self.location)
+
+    def active(self) -> list[str]:
+        paths: Any = self.delta.get_add_actions().column("path")
+        return sorted(path.as_py() for path in paths)
+
+    def sealed(self) -> list[str]:
+        query = sa.select(SEGMENT.partition, SEGMENT.name).where(~SEGMENT.inline)
+        rows = self.cluster.store.read(lambda connection: connection.execute(query).all())
+        return sorted(f"_segments/{partition}/{name}" for partition, name in rows)
+
+    def records(self) -> list[tuple[int, int, str]]:
+        return read_all(self.log, self.topic)
+
+    def delta_records(self) -> list[tuple[int, int, str]]:
+        rows = self.delta.to_pyarrow_table().to_pylist()
+        return sorted((r["partition"], r["base_offset"] + r["offset_delta"], r["value"].decode()) for r in rows)
+
+    def is_whole(self) -> None:
+        assert self.active() == self.sealed()
+        assert self.delta_records() == self.records()
+        assert_delta_is_the_log(self.cluster)
+
+    def commits(self, since: int = 0) -> list[list[dict[str, Any]]]:
+        """The actions of each Delta commit from version `since` on."""
+        folder = Path(self.location, "_delta_log")
+        return [
+            [json.loads(line) for line in (folder / f"{version:020d}.json").read_text().splitlines()]
+            for version in range(since, self.delta.version() + 1)
+        ]

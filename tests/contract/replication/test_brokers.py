@@ -126,7 +126,7 @@ def check(world, log, producers, consumer):
 @pytest.mark.slow
 @pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
 def test_leaders_followers_and_controllers_are_killed(world, log):
-    """One store is enough: test_failover and test_group_crashes have elections and killed coordinators on both."""
+    """One store is enough: test_elections and test_group_crashes have elections and killed coordinators on both."""
     world.start()
     producers = {name: world.produce(name) for name in ("a", "b")}
     consumer = world.consume("g")
@@ -210,7 +210,7 @@ def test_the_processes_carry_out_a_reassignment(world, log):
 
 @pytest.mark.parametrize("cluster_address", ["sqlite"], indirect=True)
 def test_records_of_acks_1_that_were_lost_are_reported(world, log, tmp_path):
-    """The first of the three classic ways to lose a message: acks=1. One store is enough: test_failover has both."""
+    """The first of the three classic ways to lose a message: acks=1. One store is enough: test_elections has both."""
     create_topic(world.cluster, "files", replication_factor=3, configs={"inline.max.bytes": "0"})
     world.start()
     for broker in world.brokers.values():

@@ -9,89 +9,33 @@ from unittest import mock
 import deltalake
 import pyarrow as pa
 import pytest
-import sqlalchemy as sa
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
-from spark_log.cluster.topics import find_topics
 from spark_log.errors import StorageUnavailableError
 from spark_log.ids import TopicPartition
 from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
-from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.tables import delta_table, publication, publication_intent, unopened_publication
 from spark_log.tables.checkpoints import COMMITS_MAX, maintain_logs
 from spark_log.tables.delta_table import DELTA_SCHEMA, PARTITION_COLUMNS
-from spark_log.tables.publication import delta_tables, publish
+from spark_log.tables.publication import publish
 from tests.support.python_process import forkserver
-from tests.support.records import NOON_MS, read_all, table
+from tests.support.records import NOON_MS, table
 from tests.support.stores import count_rows
-from tests.support.table_checks import assert_delta_is_the_log
+from tests.support.table_checks import FileTopic
 
 pytestmark = pytest.mark.delta
 
 FILES = {"inline.max.bytes": "0"}
 
 
-class Topic:
-    """A topic on SQLite whose appends are all files, with its log and its Delta table; made unless it is there."""
-
-    def __init__(self, folder, partitions=2, configs=FILES):
-        self.cluster = Cluster.init(str(folder), if_not_exists=True)
-        found = self.cluster.store.read(find_topics)
-        self.topic = found.get("t") or create_topic(self.cluster, "t", partitions, configs=configs)
-        self.log = ClientLog(self.cluster)
-        (self.location,) = delta_tables(self.cluster, self.topic).values()
-
-    def close(self):
-        self.log.close()
-        self.cluster.close()
-
-    def append(self, *values, partition=0):
-        return self.log.append(self.topic, [Records(partition, table(*values, key=b"k", headers=[("h", b"v")]))])
-
-    def publish(self):
-        publish(self.cluster, self.topic)
-
-    @property
-    def delta(self):
-        return deltalake.DeltaTable(self.location)
-
-    def active(self):
-        return sorted(path.as_py() for path in self.delta.get_add_actions().column("path"))
-
-    def sealed(self):
-        query = sa.select(SEGMENT.partition, SEGMENT.name).where(~SEGMENT.inline)
-        rows = self.cluster.store.read(lambda connection: connection.execute(query).all())
-        return sorted(f"_segments/{partition}/{name}" for partition, name in rows)
-
-    def records(self):
-        return read_all(self.log, self.topic)
-
-    def delta_records(self):
-        rows = self.delta.to_pyarrow_table().to_pylist()
-        return sorted((r["partition"], r["base_offset"] + r["offset_delta"], r["value"].decode()) for r in rows)
-
-    def is_whole(self):
-        assert self.active() == self.sealed()
-        assert self.delta_records() == self.records()
-        assert_delta_is_the_log(self.cluster)
-
-    def commits(self, since=0):
-        """The actions of each Delta commit from version `since` on."""
-        folder = Path(self.location, "_delta_log")
-        return [
-            [json.loads(line) for line in (folder / f"{version:020d}.json").read_text().splitlines()]
-            for version in range(since, self.delta.version() + 1)
-        ]
-
-
 @pytest.fixture
 def topic(tmp_path):
-    topic = Topic(tmp_path / "cluster")
+    topic = FileTopic(tmp_path / "cluster")
     topic.append("a", "b")
     topic.append("c")
     topic.append("x", partition=1)
@@ -113,7 +57,7 @@ def test_file_appends_are_published_at_once(topic):
 
 
 def test_a_tail_is_published_when_it_is_sealed(tmp_path):
-    topic = Topic(tmp_path / "cluster", configs={})
+    topic = FileTopic(tmp_path / "cluster", configs={})
     topic.append("a")
     topic.append("b")
     topic.publish()
@@ -305,7 +249,7 @@ def test_a_commit_in_doubt_is_forced_to_disk_before_it_is_recorded(tmp_path, mon
         "table.formats": "delta,iceberg",
         "table.current": "delta",
     }
-    topic = Topic(tmp_path / "cluster", configs=FILES | tables)
+    topic = FileTopic(tmp_path / "cluster", configs=FILES | tables)
     topic.append("a")
     topic.publish()
     with monkeypatch.context() as patch:
@@ -371,7 +315,7 @@ def keep_publishing(address, start, done):
 
 def test_two_publishers_and_a_foreign_writer_during_appends(tmp_path):
     """None of them gets an error, no file is listed twice, and none is missing at the end."""
-    topic = Topic(tmp_path / "cluster")
+    topic = FileTopic(tmp_path / "cluster")
     address = str(topic.cluster.store.address)
     start, done = forkserver.Barrier(3), forkserver.Event()
     publishers = [forkserver.Process(target=keep_publishing, args=(address, start, done)) for _ in range(2)]

@@ -10,13 +10,13 @@ import pytest
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import StorageUnavailableError
 from spark_log.tables import publication_intent, unopened_publication
-from tests.contract.tables.test_delta import Topic
+from tests.support.table_checks import FileTopic
 
 pytestmark = pytest.mark.delta
 
 
 def three_segments(folder):
-    topic = Topic(folder)
+    topic = FileTopic(folder)
     topic.append("a")
     topic.append("b")
     topic.append("x", partition=1)
@@ -36,7 +36,7 @@ def without_older_commits(topic):
 def test_an_unreadable_checkpoint_is_not_treated_as_torn(monkeypatch):
     nobody = 65534
     with tempfile.TemporaryDirectory() as folder:
-        topic = Topic(Path(folder, "cluster"))
+        topic = FileTopic(Path(folder, "cluster"))
         topic.append("a")
         checkpoint = without_older_commits(topic)
         identity, files = topic.delta.metadata().id, sorted(os.listdir(checkpoint.parent))
@@ -116,7 +116,7 @@ def test_the_next_publication_completes_a_repair_that_was_killed_at_any_step(tmp
     for step in range(100):
         shutil.rmtree(folder)
         shutil.copytree(torn, folder)
-        topic = Topic(folder)
+        topic = FileTopic(folder)
         monkeypatch.setattr(unopened_publication, "opened", {})  # the power failure ended every process
         log = Path(topic.location, "_delta_log")
         before = {path.name: path.read_bytes() for path in log.iterdir() if path.is_file()}

@@ -1,18 +1,13 @@
 """The Delta table of a topic in each log dir follows the replicas in that log dir, independent of other log dirs."""
 
-import json
 import os
 import shutil
-from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
-from deltalake import DeltaTable
 
-from spark_log.cluster.brokers import BrokerSession
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDir
-from spark_log.config.values import LEASE_MS_MAX
 from spark_log.errors import SparkLogError
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.removal.retention import delete_records
@@ -20,97 +15,24 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import PARTITION, REPLICA, SEGMENT
 from spark_log.replication.controller.controller import elect_leaders
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
-from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.replication.replicas import catch_up as catch_up_module
-from spark_log.replication.replicas.catch_up import ReplicaCopy, catch_up
+from spark_log.replication.replicas.catch_up import ReplicaCopy
 from spark_log.tables import publication_intent, publication_state
-from spark_log.tables.publication import delta_tables, publish, try_publish
+from spark_log.tables.publication import delta_tables, try_publish
 from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_resets import lower_seen_offsets
 from spark_log.tables.publication_state import TableKey
 from spark_log.tables.seen_offsets import seen_offsets
 from spark_log.tables.verification import verify
-from tests.support.replicas import add_brokers, copied_segments
+from tests.support.replicas import ReplicatedTables, copied_segments
 from tests.support.stores import count_rows
-from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
-from tests.support.topics import append
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite]
 
 
-class Tables:
-    """A topic of files only on brokers 1 (the leader), 2 and 3; 2 and 3 catch up when the test calls `catch_up`."""
-
-    def __init__(self, cluster, log, folder, partitions=1, **configs):
-        add_brokers(cluster, folder, 2, 3)
-        for broker in (2, 3):
-            BrokerSession(cluster.store, broker, LEASE_MS_MAX).register()
-        self.cluster, self.log, self.folder = cluster, log, folder
-        self.topic = create_topic(cluster, "t", partitions, 3, configs or {"inline.max.bytes": "0"})
-        self.sql(t.partition.update().values(leader=1))
-
-    def sql(self, *statements):
-        self.cluster.store.transact(lambda connection: [connection.execute(each) for each in statements])
-
-    def append(self, *values, acks="all", partition=0):
-        append(self.log, self.topic, *values, partition=partition, acks=acks)
-
-    def leave(self, *brokers):
-        gone = t.replica.c.broker_id.in_(brokers)
-        epoch = t.partition.c.partition_epoch + 1
-        self.sql(
-            t.replica.update().where(gone).values(in_sync=False), t.partition.update().values(partition_epoch=epoch)
-        )
-
-    def fall(self, broker, end):
-        """The replica's LEO is lowered, as when files of it are missing."""
-        here = (t.replica.c.broker_id == broker) & (t.replica.c.log_end_offset > end)
-        self.sql(
-            t.replica.update().where(here).values(log_end_offset=end, in_sync=False),
-            t.partition.update().values(
-                change=t.partition.c.change + 1, partition_epoch=t.partition.c.partition_epoch + 1
-            ),
-        )
-
-    def catch_up(self, broker, partition=0):
-        return catch_up(self.cluster, self.topic, partition, broker)
-
-    def publish(self):
-        publish(self.cluster, self.topic)
-
-    def location(self, broker):
-        [info] = [info for info in self.cluster.log_dirs().values() if info.broker_id == broker]
-        return Path(info.uri.removeprefix("file://"), self.topic.folder)
-
-    def delta(self, broker):
-        return DeltaTable(str(self.location(broker)))
-
-    def records(self, broker):
-        rows = self.delta(broker).to_pyarrow_table().to_pylist()
-        return sorted((r["partition"], r["base_offset"] + r["offset_delta"], r["value"].decode()) for r in rows)
-
-    def values(self, broker):
-        return "".join(value for _, _, value in self.records(broker))
-
-    def changes(self, broker, since=0):
-        """(base offset, dataChange) of each file that was added from a version of the table on."""
-        found = []
-        for version in range(since, self.delta(broker).version() + 1):
-            commit = self.location(broker) / "_delta_log" / f"{version:020d}.json"
-            actions = [json.loads(line) for line in commit.read_text().splitlines()]
-            assert not any(action["remove"]["dataChange"] for action in actions if "remove" in action)
-            adds = [action["add"] for action in actions if "add" in action]
-            found += [(int(add["partitionValues"]["base_offset"]), add["dataChange"]) for add in adds]
-        return found
-
-    def is_the_log(self, twice=()):
-        assert_delta_is_the_log(self.cluster, twice)
-        assert_replicas_are_whole(self.cluster)
-
-
 @pytest.fixture
 def tables(cluster, log, tmp_path):
-    return Tables(cluster, log, tmp_path)
+    return ReplicatedTables(cluster, log, tmp_path)
 
 
 def test_the_tables_of_replicas_in_sync_are_equal(tables):
@@ -239,7 +161,7 @@ def test_a_leo_that_falls_and_recovers_between_publications_changes_nothing(tabl
 
 def test_segments_sealed_while_a_replica_lagged_are_new_data_in_its_table(cluster, log, tmp_path):
     """The blobs were below its LEO but not in its table: a stream of the table has not seen them."""
-    tables = Tables(cluster, log, tmp_path, **{"inline.max.bytes": "1500", "delta.max.lag.ms": "-1"})
+    tables = ReplicatedTables(cluster, log, tmp_path, **{"inline.max.bytes": "1500", "delta.max.lag.ms": "-1"})
     large = "x" + os.urandom(2_000).hex()
     tables.append(large)
     tables.append("blob")
@@ -322,7 +244,7 @@ def test_after_a_truncation_the_table_has_no_lost_record(tables):
 
 
 def test_a_replica_that_moved_away_leaves_the_table(cluster, log, tmp_path):
-    tables = Tables(cluster, log, tmp_path, partitions=2)
+    tables = ReplicatedTables(cluster, log, tmp_path, partitions=2)
     for partition in (0, 1):
         tables.append("a", partition=partition)
     gone = t.partition.update().where(PARTITION.partition == 1).values(change=PARTITION.change + 1)
@@ -346,7 +268,7 @@ def test_a_replica_that_moved_away_leaves_the_table(cluster, log, tmp_path):
 
 
 def test_a_replica_that_returns_to_a_log_dir_makes_no_data_change_of_known_records(cluster, log, tmp_path):
-    tables = Tables(cluster, log, tmp_path)
+    tables = ReplicatedTables(cluster, log, tmp_path)
     tables.append("a")
     [info] = [info for info in cluster.log_dirs().values() if info.broker_id == 3]
     keys = {"topic_id": tables.topic.topic_id, "partition": 0, "broker_id": 3, "log_dir_id": info.log_dir_id}

@@ -25,15 +25,23 @@ from spark_log.tables.iceberg import catalog as catalogs
 from spark_log.tables.lag_measurement import describe_tables, topics_behind
 from spark_log.tables.publication import publish, try_publish
 from spark_log.tables.verification import rebuild, verify
-from tests.support.iceberg import CONFIGS, RestCatalog, by_duckdb, folder_of, publish_killed_at, values_in, values_of
+from tests.support.iceberg import (
+    CONFIGS,
+    NAMESPACE,
+    RestCatalog,
+    by_duckdb,
+    check_catalog,
+    folder_of,
+    loaded,
+    publish_killed_at,
+    values_of,
+)
 from tests.support.replicas import add_brokers, topic_on
 from tests.support.stores import change, rows_of
 from tests.support.table_checks import assert_delta_is_the_log
 from tests.support.topics import append, fill, make, make_older
 
 pytestmark = pytest.mark.delta
-
-NAMESPACE = ("lake", "logs")
 
 
 @pytest.fixture
@@ -69,38 +77,23 @@ def topic(cluster):
     return make(cluster, "t", 1, **CONFIGS)
 
 
-def loaded(topic="t"):
-    return load_catalog("lake").load_table((*NAMESPACE, topic))
-
-
-def check(cluster, topic, operations=None):
-    publish(cluster, topic)
-    table = loaded(topic.name)
-    assert values_of(table.scan().to_arrow()) == values_in(cluster, topic)
-    if operations is not None:
-        last = table.current_snapshot().summary["spark-log.transaction-version"]
-        summaries = (each.summary for each in table.snapshots())
-        done = [each for each in summaries if each["spark-log.transaction-version"] == last]
-        assert [each.operation.value for each in done] == operations
-
-
 def test_the_table_of_a_catalog_follows_the_log(cluster, log):
     topic = make(cluster, "t", 2, **CONFIGS, value_format="json", value_schema="a BIGINT")
     publish(cluster, topic)
     assert loaded().scan().to_arrow().num_rows == 0, "a new topic has its table at once"
     append(log, topic, '{"a": 1}', '{"a": 2}')
     append(log, topic, '{"a": 3}', partition=1)
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
     topic = alter_configs(cluster, "t", {"value.schema": "a BIGINT, b STRING"})
     append(log, topic, '{"a": 4, "b": "x"}')
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
     records = loaded().scan(row_filter="record.a > 2").to_arrow()["record"].to_pylist()
     assert sorted(each["a"] for each in records) == [3, 4] and {each["b"] for each in records} == {None, "x"}
     for n in range(8):
         append(log, topic, f'{{"a": {n}}}')
-    check(cluster, topic)
+    check_catalog(cluster, topic)
     list(run_tasks(cluster, ["merge"]))
-    check(cluster, topic, ["replace"])
+    check_catalog(cluster, topic, ["replace"])
     log_dir, folder = folder_of(cluster, topic)
     assert (
         log_dir.names(f"{folder}/metadata")
@@ -109,7 +102,7 @@ def test_the_table_of_a_catalog_follows_the_log(cluster, log):
     assert [each.difference for each in verify(cluster, topic)] == [None, None]
     topic = alter_configs(cluster, "t", {"iceberg.snapshot.retention.ms": "0"})
     append(log, topic, '{"a": 5}')
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
     assert len(loaded().snapshots()) == 1
     publish(cluster, alter_configs(cluster, "t", {"table.formats": "delta"}))
     assert loaded().scan().to_arrow().num_rows == 0
@@ -123,11 +116,11 @@ def test_a_table_in_a_folder_moves_to_the_catalog(cluster, log):
     publish(cluster, topic)
     assert by_duckdb(cluster, topic) == {0: ["a"]}
     alter_settings(cluster, {"iceberg.catalog": "lake"})
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
     log_dir, folder = folder_of(cluster, topic)
     assert not [name for name in log_dir.names(f"{folder}/metadata") if name.startswith("v")]
     append(log, topic, "b")
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
     assert len(loaded().snapshots()) == 2
     alter_settings(cluster, {"iceberg.catalog": None})
     publish(cluster, topic)
@@ -142,16 +135,16 @@ def test_foreign_changes_are_undone(cluster, topic, log):
     table.delete("base_offset = 0")
     table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "theirs").commit()
     assert values_of(loaded().scan().to_arrow()) == {0: ["b"]}
-    check(cluster, topic)
+    check_catalog(cluster, topic)
     assert loaded().refs().keys() == {"main"}
     with loaded().update_schema() as update:
         update.rename_column("value", "theirs")
     append(log, topic, "c")
-    check(cluster, topic)
+    check_catalog(cluster, topic)
     table = loaded()
     table.manage_snapshots().rollback_to_snapshot(table.snapshots()[0].snapshot_id).commit()
     append(log, topic, "d")
-    check(cluster, topic)
+    check_catalog(cluster, topic)
 
 
 @pytest.mark.on_sqlite
@@ -173,7 +166,7 @@ def test_a_publisher_that_is_killed_at_any_step_is_replaced(cluster, topic, clus
     publish(cluster, topic)
     alter_settings(cluster, {"iceberg.catalog": "lake"})
     publish_killed_at(point, cluster_address, log, topic, monkeypatch)
-    check(cluster, topic)
+    check_catalog(cluster, topic)
     assert [each.summary.operation.value for each in loaded().snapshots()] == ["append", "append"]
     assert rows_of(cluster, t.publication_intent) == {"publication_intent": []}
     log_dir, folder = folder_of(cluster, topic)
@@ -185,9 +178,9 @@ def test_a_dropped_table_is_made_again(cluster, topic, log):
     publish(cluster, topic)
     load_catalog("lake").drop_table((*NAMESPACE, "t"))
     append(log, topic, "b")
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
     assert rebuild(cluster, topic, "iceberg") == 1
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
     alter_settings(cluster, {"iceberg.namespace": "elsewhere"})
     append(log, topic, "c")
     publish(cluster, topic)
@@ -201,7 +194,7 @@ def test_another_topic_of_the_name_has_no_part_in_the_table(cluster, topic, log)
     delete_topic(cluster, "t")
     topic = make(cluster, "t", 1, **CONFIGS)
     append(log, topic, "b")
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
 
 
 def test_a_table_of_somebody_else_is_not_touched(cluster, log, kind, server, tmp_path):
@@ -260,14 +253,14 @@ def test_the_catalog_fails_in_every_way(cluster, topic, log, server):
         else:
             publish(cluster, topic)
             assert not server.faults
-            check(cluster, topic)
+            check_catalog(cluster, topic)
     assert sum(int(each.summary["added-data-files"]) for each in loaded().snapshots()) == 5
     server.faults.append(applied_later)
     append(log, topic, "late")
     with pytest.raises(StorageUnavailableError):
         publish(cluster, topic)
     late.pop()()
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
     assert sum(int(each.summary["added-data-files"]) for each in loaded().snapshots()) == 6
 
 
@@ -281,7 +274,7 @@ def test_a_catalog_has_the_table_of_one_log_dir(cluster, log, tmp_path):
     folders = [Path(LogDir(info.uri).location(topic.folder), "metadata") for info in cluster.log_dirs().values()]
     assert [folder.exists() for folder in folders] == [False, False, True, True]
     alter_settings(cluster, {"iceberg.catalog": "lake"})
-    check(cluster, topic)
+    check_catalog(cluster, topic)
     assert not [path for folder in folders for path in folder.glob("v*")], "they would get old"
 
     def log_dir_of_table():
@@ -295,15 +288,15 @@ def test_a_catalog_has_the_table_of_one_log_dir(cluster, log, tmp_path):
     set_offline = t.log_dir.update().where(t.log_dir.c.log_dir_id == 3)
     change(cluster, set_offline.values(online=False))
     assert cluster.store.read(lambda c: topics_behind(c, "iceberg")) == {topic.topic_id}
-    check(cluster, topic)
+    check_catalog(cluster, topic)
     assert log_dir_of_table() == 4
     change(cluster, set_offline.values(online=True))
     append(log, topic, "more")
-    check(cluster, topic)
+    check_catalog(cluster, topic)
     assert log_dir_of_table() == 3
     change(cluster, t.replica.delete().where(t.replica.c.log_dir_id == 3, t.replica.c.partition == 1))
     append(log, topic, "more")
-    check(cluster, topic)
+    check_catalog(cluster, topic)
     assert log_dir_of_table() == 4
 
 
@@ -316,7 +309,7 @@ def test_a_table_whose_manifests_are_gone_is_made_anew(cluster, topic, log):
     for path in Path(log_dir.location(f"{folder}/metadata")).glob("*.avro"):
         path.unlink()
     append(log, topic, "b")
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
 
 
 @pytest.mark.on_sqlite
@@ -329,7 +322,7 @@ def test_a_table_whose_metadata_file_was_torn_by_a_power_loss_is_made_anew(clust
         file = Path(loaded().metadata_location)
         file.unlink() if torn is None else file.write_bytes(torn)
         act()
-        check(cluster, topic, ["append"])
+        check_catalog(cluster, topic, ["append"])
 
 
 @pytest.mark.on_sqlite
@@ -356,7 +349,7 @@ def test_metadata_files_stay_few(cluster, topic, log, monkeypatch):
     list(run_tasks(cluster, ["delta"]))
     assert len(list(metadata.glob("*.json"))) == 3
     append(log, topic, "more")
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
 
 
 @pytest.mark.on_sqlite
@@ -379,7 +372,7 @@ def test_a_catalog_that_does_not_answer_delays_nobody(cluster, topic, log, serve
             publish(cluster, topic)
         assert catalogs._silent_until_s, "and the next tables do not wait for it"
     catalogs._silent_until_s.clear()
-    check(cluster, topic, ["append"])
+    check_catalog(cluster, topic, ["append"])
 
 
 @pytest.mark.on_sqlite
