@@ -12,7 +12,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.security.scram import Mechanism
 from spark_log.cluster.security.users import alter_credentials, upsertion_of_password
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.certificates import Authority, Issued
+from tests.support.security import Authority, Issued
 from tests.support.server_processes import GatewayProcess
 
 _MECHANISMS = ("SCRAM-SHA-256", "SCRAM-SHA-512", "PLAIN")

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -250,3 +251,48 @@ def _batches(part: Any, acks: Sequence[AcknowledgementBatch]) -> list[Message]:
         part.AcknowledgementBatch(first_offset=first, last_offset=last, acknowledge_types=list(types))
         for first, last, types in acks
     ]
+
+
+class ShareClient(WireShareMember):
+    """Requests of one member, as text-free facts. Each names the epoch of its session."""
+
+    def __init__(self, connection: WireConnection, topic_id: UUID, group: str = "g", member: str = "m") -> None:
+        super().__init__(connection, cast(Any, SimpleNamespace(name="jobs", uuid=topic_id.hex)), member, group)
+        self.topic_id = topic_id
+
+    def heartbeat(self, epoch: int, topics: Sequence[str] | None = None, **fields: Any) -> Any:
+        request = ShareGroupHeartbeatRequest(
+            group_id=self.group, member_id=self.member, member_epoch=epoch, rack_id=None,
+            subscribed_topic_names=topics, **fields,
+        )  # fmt: skip
+        return self.connection.exchange(request, 1)
+
+    def fetch(
+        self, epoch: int, partitions: Sequence[int] = (0,), acks: Sequence[AcknowledgementBatch] = (), *,
+        records: int = 500, mode: int = 0, renews: bool = False, wait_ms: int = 0, topic_id: UUID | None = None,
+        forget: Sequence[int] = (),
+    ) -> Any:  # fmt: skip
+        limits = {"max_records": records}
+        if renews:
+            limits = dict.fromkeys(("min_bytes", "max_bytes", "max_records", "batch_size"), 0)
+        forgotten = ShareFetchRequest.ForgottenTopic(topic_id=self.topic_id, partitions=list(forget))
+        request = self.fetch_request(
+            acks, wait_ms, partitions, topic_id, share_session_epoch=epoch, share_acquire_mode=mode,
+            is_renew_ack=renews, forgotten_topics_data=[forgotten] if forget else [], **limits,
+        )  # fmt: skip
+        return self.connection.exchange(request, SHARE_VERSION)
+
+    def acquired(self, epoch: int, *arguments: Any, **keywords: Any) -> Any:
+        """The acquired ranges of the first partition: (first, last, deliveries)."""
+        answer = self.fetch(epoch, *arguments, **keywords)
+        assert answer.error_code == 0
+        return acquired(answer)
+
+    def acknowledge(  # type: ignore[override]
+        self, epoch: int, *acks: AcknowledgementBatch, partition: int = 0, renews: bool = False,
+        topic_id: UUID | None = None,
+    ) -> tuple[int, list[int]]:  # fmt: skip
+        """The error of the request, and those of its partitions."""
+        request = self.acknowledge_request(acks, partition, topic_id, share_session_epoch=epoch, is_renew_ack=renews)
+        answer = self.connection.exchange(request, SHARE_VERSION)
+        return answer.error_code, [each.error_code for topic in answer.responses for each in topic.partitions]

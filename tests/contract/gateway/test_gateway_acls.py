@@ -1,7 +1,4 @@
-"""Rights of clients on a gateway: each API of the table with each right and without it, and real clients."""
-
-import itertools
-from contextlib import suppress
+"""Rights of real clients on a gateway, the parts of responses that they see, and the management of ACLs."""
 
 import confluent_kafka as rdkafka
 import kafka
@@ -23,7 +20,6 @@ from kafka.protocol.admin import DescribeConfigsRequest, ListGroupsRequest
 from kafka.protocol.consumer import FetchRequest, OffsetFetchRequest
 from kafka.protocol.metadata import MetadataRequest
 from kafka.protocol.producer.transaction import InitProducerIdRequest
-from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
 from typer.testing import CliRunner
 
 from spark_log import Admin, Consumer
@@ -34,7 +30,6 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.security.acl_rules import (
     CLUSTER_NAME,
     OPERATIONS,
-    Acl,
     AclFilter,
     Operation,
     PatternType,
@@ -42,30 +37,27 @@ from spark_log.cluster.security.acl_rules import (
     ResourceType,
 )
 from spark_log.cluster.security.acls import add_acls, read_acls, remove_acls
-from spark_log.cluster.security.scram import Mechanism
-from spark_log.cluster.security.users import Upsertion, alter_credentials, upsertion_of_password
-from spark_log.errors import IllegalArgumentError, TopicAlreadyExistsError
-from spark_log.gateway.access.rights import CODES, Each, Every, Whole
-from spark_log.gateway.server import APIS
+from spark_log.errors import IllegalArgumentError
+from spark_log.gateway.access.rights import CODES
 from spark_log.groups.share.administration import alter_group_configs
 from tests.support.gateway_wire import (
-    WireConnection,
-    codes_of,
     produce_request,
     produced,
-    request_about,
     transactional_batch,
 )
 from tests.support.records import topic_values
+from tests.support.security import ACL_OPTIONS, PASSWORD, acl, client, connect, on_topic, put_users
 from tests.support.server_processes import GatewayProcess
 from tests.support.share_members import WireShareMember
 from tests.support.topics import make
 from tests.support.waiting import wait_until
 
-PASSWORD = "secret"
 INVALID_PRODUCER_ID_MAPPING = 49
+
+
 ACCEPT, INVALID_RECORD_STATE = 1, 121
-OPTIONS = ["--sasl", "PLAIN", "--acls", "--super-users", "User:admin"]
+
+
 TOPIC_REFUSED, GROUP_REFUSED, CLUSTER_REFUSED, ID_REFUSED = (CODES[each] for each in (
     ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER, ResourceType.TRANSACTIONAL_ID,
 ))  # fmt: skip
@@ -77,114 +69,14 @@ EVERYTHING = ACLFilter(
 )  # fmt: skip
 
 
-def acl(user, operation, resource_type, name, pattern=PatternType.LITERAL, permission=Permission.ALLOW):
-    return Acl(resource_type, name, pattern, f"User:{user}", "*", operation, permission)
-
-
-def on_topic(user, operation, name, **others):
-    return acl(user, operation, ResourceType.TOPIC, name, **others)
-
-
-def put_users(cluster, users):
-    one = upsertion_of_password("x", Mechanism.SCRAM_SHA_256, PASSWORD)
-    alter_credentials(cluster.store, [Upsertion(user, one.mechanism, one.credential) for user in users])
-
-
-def connect(gateway, user):
-    connection = WireConnection(gateway.port)
-    assert connection.exchange(SaslHandshakeRequest("PLAIN"), 1).error_code == 0
-    assert connection.exchange(SaslAuthenticateRequest(f"\0{user}\0{PASSWORD}".encode()), 1).error_code == 0
-    return connection
-
-
-def needs_of(api, version):
-    """The rights that the table asks of a request about the name `flights`."""
-    request = request_about("flights", api.request, version)
-    request._version = version
-    found = []
-    for rule in api.rights:
-        if isinstance(rule, Whole):
-            resource = rule.resource(request)
-            found += [] if resource is None else [(rule.operation, *resource)]
-        elif isinstance(rule, Every):
-            found += [(rule.operation, rule.resource_type, name) for name in getattr(request, rule.field) or ()]
-        elif isinstance(rule, Each):
-            parents = [request] if rule.within is None else getattr(request, rule.within) or ()
-            found += [
-                (rule.operation, *rule.resource(request, element))
-                for parent in parents
-                for element in getattr(parent, rule.field, None) or ()
-            ]
-    return [need for need in dict.fromkeys(found) if need[2]]  # without a name: a topic id that no topic has
-
-
-def variants(needs):
-    """(name, granted needs, denied needs, the refused resource type): all of them, and all without or against each."""
-    yield "all", needs, [], None
-    for at, need in enumerate(needs):
-        yield f"without-{at}", [*needs[:at], *needs[at + 1 :]], [], need[1]
-        yield f"denied-{at}", needs, [need], need[1]
-
-
-CASES = [
-    (api, version, f"{api.name}-{version}-{name}", granted, denied, refused)
-    for api in APIS
-    for version in sorted({api.advertised[1], max(api.advertised[0], api.served_from or 0)})
-    for name, granted, denied, refused in variants(needs_of(api, version))
-]
-
-
-@pytest.mark.slow
-def test_every_api_with_every_right_alone_missing_or_denied(tmp_path):
-    with Cluster.init(str(tmp_path / "cluster")) as cluster:
-        put_users(cluster, [user for _, _, user, _, _, _ in CASES])
-        add_acls(cluster.store, [
-            acl(user, operation, resource_type, name, permission=permission)
-            for _, _, user, granted, denied, _ in CASES
-            for permission, rights in ((Permission.ALLOW, granted), (Permission.DENY, denied))
-            for operation, resource_type, name in rights
-        ])  # fmt: skip
-        with GatewayProcess(tmp_path, str(tmp_path / "cluster"), *OPTIONS) as gateway:
-            wrong = []
-            for api, version, user, _, _, refused in CASES:
-                if api.name == "DeleteTopics" or refused is None:
-                    make_again(cluster)
-                with connect(gateway, user) as connection:
-                    request = request_about("flights", api.request, version)
-                    found = codes_of(connection.exchange(request, version), version) & set(CODES.values())
-                if found != (set() if refused is None else {CODES[refused]}):
-                    wrong.append((user, found, refused))
-            assert wrong == []
-            assert "Traceback" not in gateway.output, gateway.output[-4000:]
-    assert len(CASES) > 200
-
-
-def make_again(cluster):
-    with suppress(TopicAlreadyExistsError):
-        make(cluster, "flights", 2)
-
-
-def test_every_api_has_an_entry_and_every_entry_an_api():
-    free = {api.name for api in APIS if not api.rights}
-    assert free == {"ApiVersions", "DescribeCluster"}
-    for api, version in itertools.product(APIS, (0, 1)):
-        for operation, resource_type, _ in needs_of(api, api.advertised[version]):
-            assert operation in OPERATIONS[resource_type], api.name
-
-
 @pytest.fixture
 def gateway(cluster, cluster_address, tmp_path):
     for name in ("orders", "orders-old", "secret"):
         make(cluster, name, 1)
     put_users(cluster, ["admin", "anna", "ben"])
-    with GatewayProcess(tmp_path, cluster_address, *OPTIONS) as gateway:
+    with GatewayProcess(tmp_path, cluster_address, *ACL_OPTIONS) as gateway:
         yield gateway
         assert "Traceback" not in gateway.output, gateway.output[-4000:]
-
-
-def client(gateway, user):
-    return {"bootstrap.servers": gateway.address, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
-            "sasl.username": user, "sasl.password": PASSWORD}  # fmt: skip
 
 
 def kafka_admin(gateway, user):
@@ -432,7 +324,7 @@ def test_everyone_may_use_what_has_no_acl(tmp_path):
         make(cluster, "closed", 1)
         put_users(cluster, ["anna"])
         add_acls(cluster.store, [on_topic("ben", Operation.READ, "closed")])
-        options = [*OPTIONS, "--allow-everyone-if-no-acl-found"]
+        options = [*ACL_OPTIONS, "--allow-everyone-if-no-acl-found"]
         with GatewayProcess(tmp_path, str(tmp_path / "cluster"), *options) as gateway:
             assert set(described(gateway, "anna", None)) == {"open"}
 

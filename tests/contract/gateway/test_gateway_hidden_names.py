@@ -20,10 +20,10 @@ from spark_log.cluster.topics import find_topics
 from spark_log.gateway.server import APIS
 from spark_log.groups.committed_offsets import Commit, commit_offsets
 from spark_log.ids import TopicPartition
-from tests.contract.gateway.test_gateway_acls import OPTIONS, acl, client, connect, put_users
 from tests.support.classic_members import ClassicMember, WorkerMember
 from tests.support.consumer_members import ConsumerMember
 from tests.support.gateway_wire import request_about
+from tests.support.security import ACL_OPTIONS, acl, client, connect, put_users
 from tests.support.server_processes import GatewayProcess
 from tests.support.topics import make
 
@@ -60,7 +60,7 @@ def gateway(cluster, cluster_address, tmp_path):
     ])  # fmt: skip
     for group in (OWN, "hidden-group"):
         commit_offsets(cluster.store, group, {TopicPartition(name, 0): Commit(0, "", -1) for name in (OWN, "A-hidden")})
-    with GatewayProcess(tmp_path, cluster_address, *OPTIONS) as gateway:
+    with GatewayProcess(tmp_path, cluster_address, *ACL_OPTIONS) as gateway:
         yield gateway
         assert "Traceback" not in gateway.output, gateway.output[-4000:]
 

@@ -17,9 +17,7 @@ from spark_log.gateway.protocol.schemas import (
     AlterShareGroupOffsetsRequest,
     DeleteShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsRequest,
-    ShareFetchRequest,
     ShareGroupDescribeRequest,
-    ShareGroupHeartbeatRequest,
 )
 from spark_log.gateway.shares import share_requests
 from spark_log.groups.share import rows
@@ -31,7 +29,7 @@ from spark_log.replication.controller.topic_operations import add_partitions, cr
 from tests.support.costly_requests import HOSTILE_ADDRESS
 from tests.support.gateway_wire import WireConnection
 from tests.support.server_processes import GatewayProcess
-from tests.support.share_members import SHARE_VERSION, WireShareMember, acquired, session_of
+from tests.support.share_members import ShareClient, session_of
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.on_sqlite
@@ -64,7 +62,7 @@ def gateway(cluster, cluster_address, tmp_path):
 @pytest.fixture
 def new_client(gateway):
     with WireConnection(gateway.port) as connection:
-        yield Client(connection, gateway.topic_id)
+        yield ShareClient(connection, gateway.topic_id)
 
 
 @pytest.fixture
@@ -72,45 +70,6 @@ def client(new_client):
     """A member of the group, which reads topic `jobs`."""
     new_client.heartbeat(0, ["jobs"])
     return new_client
-
-
-class Client(WireShareMember):
-    """Requests of one member, as text-free facts. Each names the epoch of its session."""
-
-    def __init__(self, connection, topic_id, group="g", member="m"):
-        super().__init__(connection, SimpleNamespace(name="jobs", uuid=topic_id.hex), member, group)
-        self.topic_id = topic_id
-
-    def heartbeat(self, epoch, topics=None, **fields):
-        request = ShareGroupHeartbeatRequest(
-            group_id=self.group, member_id=self.member, member_epoch=epoch, rack_id=None,
-            subscribed_topic_names=topics, **fields,
-        )  # fmt: skip
-        return self.connection.exchange(request, 1)
-
-    def fetch(self, epoch, partitions=(0,), acks=(), *, records=500, mode=0, renews=False, wait_ms=0, topic_id=None,
-              forget=()):  # fmt: skip
-        limits = {"max_records": records}
-        if renews:
-            limits = dict.fromkeys(("min_bytes", "max_bytes", "max_records", "batch_size"), 0)
-        forgotten = ShareFetchRequest.ForgottenTopic(topic_id=self.topic_id, partitions=list(forget))
-        request = self.fetch_request(
-            acks, wait_ms, partitions, topic_id, share_session_epoch=epoch, share_acquire_mode=mode,
-            is_renew_ack=renews, forgotten_topics_data=[forgotten] if forget else [], **limits,
-        )  # fmt: skip
-        return self.connection.exchange(request, SHARE_VERSION)
-
-    def acquired(self, epoch, *arguments, **keywords):
-        """The acquired ranges of the first partition: (first, last, deliveries)."""
-        answer = self.fetch(epoch, *arguments, **keywords)
-        assert answer.error_code == NONE
-        return acquired(answer)
-
-    def acknowledge(self, epoch, *acks, partition=0, renews=False, topic_id=None):
-        """The error of the request, and those of its partitions."""
-        request = self.acknowledge_request(acks, partition, topic_id, share_session_epoch=epoch, is_renew_ack=renews)
-        answer = self.connection.exchange(request, SHARE_VERSION)
-        return answer.error_code, [each.error_code for topic in answer.responses for each in topic.partitions]
 
 
 def test_heartbeats(new_client):
@@ -123,8 +82,11 @@ def test_heartbeats(new_client):
     assert new_client.heartbeat(2, ["jobs"]).assignment is not None
     assert new_client.heartbeat(9).error_code == FENCED
     assert new_client.heartbeat(-2).error_code == INVALID_REQUEST
-    assert Client(new_client.connection, new_client.topic_id, member="other").heartbeat(2).error_code == UNKNOWN_MEMBER
-    assert Client(new_client.connection, new_client.topic_id, group="absent").heartbeat(2).error_code == NOT_FOUND
+    assert (
+        ShareClient(new_client.connection, new_client.topic_id, member="other").heartbeat(2).error_code
+        == UNKNOWN_MEMBER
+    )
+    assert ShareClient(new_client.connection, new_client.topic_id, group="absent").heartbeat(2).error_code == NOT_FOUND
     left = new_client.heartbeat(-1)
     assert (left.error_code, left.member_epoch) == (NONE, -1)
     assert new_client.heartbeat(2).error_code == UNKNOWN_MEMBER
@@ -134,7 +96,7 @@ def test_a_partition_is_forgotten_while_a_fetch_waits_for_it(gateway, client, cl
     assert client.acquired(0, (1,), wait_ms=0) == []
     with WireConnection(gateway.port) as connection, ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.acquired, 1, (1,), wait_ms=100_000)
-        other = Client(connection, client.topic_id)
+        other = ShareClient(connection, client.topic_id)
         fetch_next(other, 2, forget=(1,))
         with Producer(cluster=cluster_address) as producer:
             producer.send("jobs", b"late", partition=1)
@@ -146,7 +108,7 @@ def test_a_session_that_is_opened_again_gets_the_records_instead_of_a_fetch_befo
     assert client.acquired(0, (1,)) == []
     with WireConnection(gateway.port) as connection, ThreadPoolExecutor() as pool:
         waiting = pool.submit(client.acquired, 1, (1,), wait_ms=100_000)
-        other = Client(connection, client.topic_id)
+        other = ShareClient(connection, client.topic_id)
         fetch_next(other, 2)
         assert other.acquired(0, (1,)) == []
         with Producer(cluster=cluster_address) as producer:
@@ -173,11 +135,11 @@ def test_records_that_one_fetch_releases_and_acquires_again_are_held_by_the_sess
 
 def test_names_that_cannot_be_stored_are_refused(client):
     for names in ({"group": "a\0b"}, {"member": "a\0b"}):
-        other = Client(client.connection, client.topic_id, **names)
+        other = ShareClient(client.connection, client.topic_id, **names)
         assert other.fetch(0).error_code == INVALID_REQUEST
         assert other.acknowledge(1) == (INVALID_REQUEST, [])
         assert other.heartbeat(0, ["jobs"]).error_code in (INVALID_REQUEST, INVALID_GROUP_ID)
-    assert Client(client.connection, client.topic_id, member="n").heartbeat(0, ["a\0b", "jobs"]).error_code == NONE
+    assert ShareClient(client.connection, client.topic_id, member="n").heartbeat(0, ["a\0b", "jobs"]).error_code == NONE
 
 
 def test_large_records_are_encoded_once_their_memory_is_reserved(gateway, new_client, cluster, cluster_address):
@@ -225,7 +187,7 @@ def test_session_epochs(client):
 
 def test_a_session_ends_with_its_connection(gateway, client):
     with WireConnection(gateway.port) as connection:
-        other = Client(connection, gateway.topic_id, member="other")
+        other = ShareClient(connection, gateway.topic_id, member="other")
         assert other.acquired(0) == [(0, 9, 1)]
         assert client.acquired(0) == []
     found, epoch = [], 1
@@ -262,7 +224,7 @@ def test_errors_of_partitions(client):
 
     assert errors(client.fetch(0, topic_id=uuid.uuid4())) == [UNKNOWN_TOPIC_ID]
     assert errors(client.fetch(0, partitions=(7,))) == [UNKNOWN_TOPIC]
-    unread = Client(client.connection, client.topic_id, group="nobody-joined")
+    unread = ShareClient(client.connection, client.topic_id, group="nobody-joined")
     assert errors(unread.fetch(0)) == [UNKNOWN_TOPIC]
     assert client.fetch(1, mode=7).error_code == INVALID_REQUEST  # a broker: UNKNOWN_SERVER_ERROR
     assert client.acknowledge(2, (0, 0, [ACCEPT]), topic_id=uuid.uuid4()) == (NONE, [UNKNOWN_TOPIC_ID])
@@ -320,7 +282,7 @@ def test_locks_end_and_are_renewed(cluster, client):
     assert client.acquired(3, records=1, mode=1, partitions=()) == [(1, 1, 1)]
     locks_last(1)
     assert client.acknowledge(4, (0, 0, [RENEW]), renews=True) == (NONE, [NONE])
-    other = Client(client.connection, client.topic_id, member="other")
+    other = ShareClient(client.connection, client.topic_id, member="other")
     assert other.acquired(0, records=0) == []
     found, epoch = [], 1
     while (0, 0, 2) not in found:
@@ -330,18 +292,18 @@ def test_locks_end_and_are_renewed(cluster, client):
 
 def test_a_gateway_has_a_largest_number_of_sessions(new_client):
     for number in range(3):
-        assert Client(new_client.connection, new_client.topic_id, member=f"m{number}").fetch(0).error_code == NONE
+        assert ShareClient(new_client.connection, new_client.topic_id, member=f"m{number}").fetch(0).error_code == NONE
     assert new_client.fetch(0).error_code == SESSIONS_FULL
-    Client(new_client.connection, new_client.topic_id, member="m0").fetch(-1)
+    ShareClient(new_client.connection, new_client.topic_id, member="m0").fetch(-1)
     assert new_client.fetch(0).error_code == NONE
 
 
 def test_a_client_with_many_sessions_keeps_no_other_client_out(gateway, client):
     """Its oldest session ends, and the records of this session are released."""
-    members = [Client(client.connection, client.topic_id, member=f"m{number}") for number in range(3)]
+    members = [ShareClient(client.connection, client.topic_id, member=f"m{number}") for number in range(3)]
     assert [member.acquired(0, records=1, mode=1) for member in members] == [[(n, n, 1)] for n in range(3)]
     with WireConnection(gateway.port, source=HOSTILE_ADDRESS) as connection:
-        others = [Client(connection, client.topic_id, member=f"other{number}") for number in range(2)]
+        others = [ShareClient(connection, client.topic_id, member=f"other{number}") for number in range(2)]
         assert others[0].acquired(0, records=1, mode=1, wait_ms=1_000)[0] in [(0, 0, 2), (3, 3, 1)]
         assert others[1].fetch(0).error_code == SESSIONS_FULL, "each client has as many as the other, or one more"
     assert [member.fetch(1, records=1, mode=1).error_code for member in members] == [NO_SESSION, NONE, NONE]
@@ -356,10 +318,10 @@ def test_sessions_of_one_client_have_a_part_of_the_memory(cluster, cluster_addre
         WireConnection(gateway.port) as connection,
         WireConnection(gateway.port, source=HOSTILE_ADDRESS) as other,
     ):
-        members = [Client(connection, topic_id, member=f"m{number}") for number in range(3)]
+        members = [ShareClient(connection, topic_id, member=f"m{number}") for number in range(3)]
         assert [member.fetch(0, range(900)).error_code for member in members] == [NONE, NONE, SESSIONS_FULL]
         assert members[2].fetch(1).error_code == NO_SESSION
-        assert Client(other, topic_id, member="other").fetch(0).error_code == NONE
+        assert ShareClient(other, topic_id, member="other").fetch(0).error_code == NONE
         members[0].fetch(-1, ())
         assert members[2].fetch(0, range(900)).error_code == NONE
 

@@ -15,9 +15,9 @@ from spark_log.log.log import Records
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.metadata.connections.postgresql_connection import WatchedConnection
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.certificates import Authority
 from tests.support.postgres import USER
 from tests.support.records import read_all, table
+from tests.support.security import Authority
 from tests.support.waiting import wait_until
 
 

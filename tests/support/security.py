@@ -1,15 +1,26 @@
-"""Certificates for tests: an authority, and certificates that it signs, as PEM files."""
+"""Certificates of an authority as PEM files; users, passwords and ACLs of gateways."""
 
 import datetime
 import ipaddress
 import ssl
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from kafka.protocol.sasl import SaslAuthenticateRequest, SaslHandshakeRequest
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.cluster.security.acl_rules import Acl, Operation, PatternType, Permission, ResourceType
+from spark_log.cluster.security.scram import Mechanism
+from spark_log.cluster.security.users import Upsertion, alter_credentials, upsertion_of_password
+from tests.support.gateway_wire import WireConnection
+from tests.support.server_processes import GatewayProcess
+from tests.support.topics import make
 
 _ATTRIBUTES = {"CN": NameOID.COMMON_NAME, "OU": NameOID.ORGANIZATIONAL_UNIT_NAME, "O": NameOID.ORGANIZATION_NAME}
 
@@ -73,3 +84,52 @@ class Authority:
             .not_valid_before(now - datetime.timedelta(days=1))
             .not_valid_after(now + datetime.timedelta(days=30))
         )
+
+
+PASSWORD = "correct horse"
+ACL_OPTIONS = ["--sasl", "PLAIN", "--acls", "--super-users", "User:admin"]
+
+
+def acl(
+    user: str,
+    operation: Operation,
+    resource_type: ResourceType,
+    name: str,
+    pattern: PatternType = PatternType.LITERAL,
+    permission: Permission = Permission.ALLOW,
+) -> Acl:
+    return Acl(resource_type, name, pattern, f"User:{user}", "*", operation, permission)
+
+
+def on_topic(user: str, operation: Operation, name: str, **others: Any) -> Acl:
+    return acl(user, operation, ResourceType.TOPIC, name, **others)
+
+
+def put_users(cluster: Cluster, users: Sequence[str]) -> None:
+    one = upsertion_of_password("x", Mechanism.SCRAM_SHA_256, PASSWORD)
+    alter_credentials(cluster.store, [Upsertion(user, one.mechanism, one.credential) for user in users])
+
+
+def put(cluster: Cluster, user: str, password: str = PASSWORD) -> None:
+    alter_credentials(cluster.store, [upsertion_of_password(user, each, password) for each in Mechanism])
+
+
+@contextmanager
+def small_cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """On SQLite, for what the store takes no part in."""
+    with Cluster.init(str(tmp_path / "cluster")) as cluster:
+        make(cluster, "t", 1)
+        put(cluster, "anna")
+        yield cluster
+
+
+def connect(gateway: GatewayProcess, user: str) -> WireConnection:
+    connection = WireConnection(gateway.port)
+    assert connection.exchange(SaslHandshakeRequest("PLAIN"), 1).error_code == 0
+    assert connection.exchange(SaslAuthenticateRequest(f"\0{user}\0{PASSWORD}".encode()), 1).error_code == 0
+    return connection
+
+
+def client(gateway: GatewayProcess, user: str) -> dict[str, str]:
+    return {"bootstrap.servers": gateway.address, "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "PLAIN",
+            "sasl.username": user, "sasl.password": PASSWORD}  # fmt: skip
