@@ -236,3 +236,16 @@ def request(method: str, url: str, body: Any = None) -> tuple[int, Any]:
     except HTTPError as error:
         assert error.headers["Content-Type"].startswith(CONTENT_TYPE)
         return error.code, json.loads(error.read())
+
+
+def avro(*fields: tuple[object, ...], name: str = "Order") -> str:
+    """A record with fields given as (name, type) or (name, type, default)."""
+    found = [dict(zip(("name", "type", "default"), field, strict=False)) for field in fields]
+    return json.dumps({"type": "record", "name": name, "fields": found})
+
+
+PROTO = """syntax = "proto3"; package shop; import "google/protobuf/timestamp.proto";
+message Order { string item = 1; google.protobuf.Timestamp at = 2; }"""
+ITEM, COUNT = ("item", "string"), ("count", ["null", "long"], None)
+COUNT_TOO = ("count_too", ["null", "long"], None)
+ONE, TWO, BREAKING = avro(ITEM), avro(ITEM, COUNT), avro(ITEM, ("price", "double"))

@@ -1,7 +1,6 @@
 """A mirror's target has the records of its source at the same offsets, after any failure."""
 
 import json
-import shutil
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -9,9 +8,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import Registry
-from spark_log.cluster.brokers import add_broker
 from spark_log.cluster.cluster import Cluster
-from spark_log.cluster.settings import alter_settings
 from spark_log.errors import (
     DataLossError,
     InvalidOptionError,
@@ -21,68 +18,22 @@ from spark_log.errors import (
     PolicyViolationError,
     UnknownTopicOrPartitionError,
 )
-from spark_log.groups.committed_offsets import Commit, commit_offsets, committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.log.append.transfer import transfer
 from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata import tables as t
-from spark_log.replication.controller.topic_operations import add_partitions, alter_configs, create_topic, delete_topic
+from spark_log.replication.controller.topic_operations import add_partitions, create_topic
 from spark_log.spark.datasource.options.topic_choice import SubscribePattern, SubscribeTopics
 from spark_log.spark.mirror import local_mirror
-from spark_log.spark.mirror.mirror import Mirror
-from spark_log.spark.mirror.mirror_groups import copy_groups
-from spark_log.spark.mirror.mirror_topics import MirrorSettings
-from tests.support.mirroring import compact, everything, make_source, mirror_all, without_spark
+from tests.support.mirroring import compact, everything, mirror_all, without_spark
 from tests.support.python_process import killed_at
 from tests.support.records import read_all, read_rows
-from tests.support.replicas import truncate
-from tests.support.share_members import ShareMember
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import append_to
 
 pytestmark = pytest.mark.on_sqlite
-
-
-@pytest.fixture(scope="module")
-def source_template(tmp_path_factory):
-    """The folder of a source, to be copied."""
-    folder = tmp_path_factory.mktemp("template") / "source"
-    with Cluster.init(str(folder)) as source:
-        make_source(source)
-        alter_configs(source, "t", {"delta.max.lag.ms": "-1"})  # of the target's too: its open log seals no tails
-    return folder
-
-
-@pytest.fixture
-def source(source_template, tmp_path):
-    shutil.copytree(source_template, tmp_path / "source")
-    with Cluster.open(str(tmp_path / "source")) as source:
-        yield source
-
-
-@pytest.fixture
-def target(cluster_address, tmp_path):
-    """Two brokers; once on SQLite, once on PostgreSQL."""
-    with Cluster.init(cluster_address, log_dir=str(tmp_path / "d1")) as target:
-        add_broker(target, 2, [str(tmp_path / "d2")])
-        yield target
-
-
-@pytest.fixture
-def mirrors():
-    """A function that creates mirrors of topic t; they are closed at the end."""
-    made = []
-
-    def make(source, target, topics=None, **settings):
-        chosen = topics or SubscribeTopics(("t",))
-        made.append(Mirror(source, target, MirrorSettings(chosen, **{"create": True, **settings})))
-        return made[-1]
-
-    yield make
-    for mirror in made:
-        mirror.close()
 
 
 def append(cluster, partition, *values, topic="t", **columns):
@@ -326,126 +277,6 @@ def test_data_loss_is_detected_in_a_target_that_retention_has_emptied(source, ta
             each.step(without_spark)
     mirror_all(mirrors(source, target, allow_data_loss=True))
     assert [(row["offset"], row["value"]) for row in everything(target) if row["partition"] == 3] == [(5, b"5")]
-
-
-@pytest.fixture
-def copied(source, target, mirrors):
-    """A mirror that has copied records 0 to 4, one segment each, into partition 3."""
-    mirror = mirrors(source, target)
-    for number in range(5):
-        append(source, 3, f"{number}", timestamp_ms=number)
-        mirror_all(mirror)
-    return mirror
-
-
-def in_partition_3(cluster):
-    return [row["value"].decode() for row in everything(cluster) if row["partition"] == 3]
-
-
-def regrow(source, *values, first=2):
-    truncate(source, "t", first, partition=3)
-    for number, value in enumerate(values, first):
-        append(source, 3, value, timestamp_ms=number)
-
-
-@pytest.mark.parametrize("values", [(), ("new",), ("new", "3", "4", "5", "6")], ids=["empty", "shorter", "longer"])
-@pytest.mark.parametrize("restarted", [False, True])
-def test_records_truncated_in_the_source_after_they_were_copied_are_data_loss(
-    source, target, mirrors, copied, restarted, values, monkeypatch
-):
-    monkeypatch.setattr(
-        "spark_log.spark.mirror.mirror_comparison._COMPARED_OFFSETS", 1
-    )  # the last record is the same in both lineages
-    regrow(source, *values)
-    mirror = mirrors(source, target) if restarted else copied
-    with pytest.raises(
-        DataLossError, match=r"t-3: .* \[2, 5\) .* truncated in the source by an unclean leader election"
-    ):
-        mirror.step(without_spark)
-    assert in_partition_3(target) == ["0", "1", "2", "3", "4"]
-    allowing = mirrors(source, target, allow_data_loss=True)
-    mirror_all(allowing)
-    assert in_partition_3(target) == ["0", "1", "2", "3", "4", *values[3:]]
-    for number in range(2 + len(values), 7):
-        append(source, 3, f"{number}")
-    mirror_all(allowing)
-    mirror_all(mirrors(source, target))
-    assert in_partition_3(target) == ["0", "1", "2", "3", "4", "5", "6"]
-
-
-def test_records_truncated_in_the_source_before_they_were_copied_are_not_missed(source, target, mirrors, copied):
-    append(source, 3, "never copied")
-    regrow(source, "5", "6", first=5)
-    mirror_all(copied)
-    assert in_partition_3(target) == in_partition_3(source) == [f"{number}" for number in range(7)]
-
-
-def test_a_truncation_of_the_source_during_a_step(source, target, mirrors, copied):
-    def slow(transfers):
-        done = without_spark(transfers)
-        if in_partition_3(source)[-1] == "6":
-            regrow(source, "6 anew", "7 anew", first=6)
-        return done
-
-    append(source, 3, "5")
-    append(source, 3, "6")
-    while copied.step(slow):
-        pass
-    assert in_partition_3(target) == in_partition_3(source) == ["0", "1", "2", "3", "4", "5", "6 anew", "7 anew"]
-
-
-def test_records_truncated_in_the_target_are_copied_again(source, target, mirrors, copied):
-    append(source, 3, "5")
-    truncate(target, "t", 2, partition=3)
-    mirror_all(copied)
-    assert in_partition_3(target) == in_partition_3(source) == [f"{number}" for number in range(6)]
-    truncate(target, "t", 2, partition=3)
-    for value in ("a", "b", "c", "d"):
-        append(target, 3, f"foreign {value}")
-    with pytest.raises(OffsetOutOfRangeError, match="t-3: the record at offset 2 of the target is not the source's"):
-        copied.step(without_spark)
-
-
-def test_a_source_topic_recreated_while_no_mirror_ran(source, target, mirrors, copied):
-    delete_topic(source, "t")
-    create_topic(source, "t", 4)
-    for number in range(9):
-        append(source, 3, f"{number}", timestamp_ms=number)  # the compared records are equal
-    with pytest.raises(DataLossError, match="t-0: the source's topic was deleted and created again"):
-        mirrors(source, target).step(without_spark)
-    assert in_partition_3(target) == ["0", "1", "2", "3", "4"]
-
-
-def test_group_offsets_of_recreated_topics_are_not_copied(source, target, mirrors, copied):
-    partition = TopicPartition("t", 3)
-    commit_offsets(source.store, "g", {partition: 4})
-    pairs = copied.topics.pairs()
-    delete_topic(source, "t")
-    create_topic(source, "t", 4)
-    commit_offsets(source.store, "g", {partition: 5})
-    assert copy_groups(source, target, pairs) == {}, "of the source"
-    commit_offsets(source.store, "g", {partition: 1})
-    create_topic(source, "u", 4)
-    new = mirrors(source, target, SubscribeTopics(("u",))).topics.pairs()
-    commit_offsets(source.store, "g", {TopicPartition("u", 3): 0})
-    delete_topic(target, "u")
-    assert copy_groups(source, target, new) == {}, "deleted"
-    create_topic(target, "u", 4)
-    assert copy_groups(source, target, new) == {}, "of the target"
-    assert committed_offsets(target.store, "g") == {}
-
-
-def test_a_group_that_the_target_cannot_take_stops_no_other_group(source, target, mirrors, copied, caplog):
-    partition = TopicPartition("t", 3)
-    ShareMember(target, group="a share group")
-    alter_settings(target, {"offset.metadata.max.bytes": "10"})
-    commit_offsets(source.store, "a share group", {partition: 4})
-    commit_offsets(source.store, "metadata", {partition: Commit(4, "x" * 11)})
-    commit_offsets(source.store, "z", {partition: 4})
-    for copies in ({"z": 1}, {}):
-        assert copy_groups(source, target, copied.topics.pairs()) == copies
-    assert [text.partition(": ")[0] for text in caplog.messages] == ["group 'a share group'", "group 'metadata'"]
-    assert committed_offsets(target.store, "z") == {partition: 4}
 
 
 @pytest.mark.delta
