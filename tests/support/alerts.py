@@ -1,4 +1,6 @@
-"""The alerts of conf/prometheus/alerts.yaml that fire on what was scraped, as promtool decides it."""
+"""The alerts of conf/prometheus/alerts.yaml that fire on what was scraped, as promtool decides it; and the problems
+that the doctor names.
+"""
 
 import json
 import re
@@ -9,6 +11,10 @@ from tempfile import TemporaryDirectory
 
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
+
+from spark_log.cluster.cluster import Cluster
+from spark_log.facts.doctor.examination import examine
+from spark_log.facts.doctor.findings import Severity
 
 ALERTS = Path(__file__).parents[2] / "conf/prometheus/alerts.yaml"
 _MINUTES = 120
@@ -52,3 +58,24 @@ def firing(first: Samples, second: Samples, seconds: float) -> set[str]:
     found = set(re.findall(r'alertname="(\w+)"', done.stdout + done.stderr))
     assert found or done.returncode == 0, done.stdout + done.stderr  # an invalid file names no alert
     return found
+
+
+DOCTOR_S_MAX = 12.0
+"""Only a test of something that hangs takes this long, and has a shorter limit."""
+
+
+def problems(cluster_or_address: Cluster | str, *topics: str, limit_s: float = DOCTOR_S_MAX) -> list[tuple[str, str]]:
+    """The checks that need action, with what was seen and what to do, without notes."""
+    address = (
+        cluster_or_address if isinstance(cluster_or_address, str) else cluster_or_address.store.address.with_password
+    )
+    found = examine(address, topics, limit_s)
+    assert all(finding.seen for finding in found)
+    assert all(finding.remedy for finding in found if finding.severity is not Severity.OK)
+    return [(each.check, f"{each.seen} -> {each.remedy}") for each in found if each.severity.needs_action]
+
+
+def problem(cluster_or_address: Cluster | str, *topics: str, limit_s: float = DOCTOR_S_MAX) -> tuple[str, str]:
+    """The only problem."""
+    [(check, text)] = problems(cluster_or_address, *topics, limit_s=limit_s)
+    return check, text

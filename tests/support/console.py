@@ -31,6 +31,7 @@ from spark_log.facts.metrics.history import Kind
 from spark_log.facts.metrics.measurement import task_records
 from spark_log.facts.metrics.recorded_topics import METRICS, Recorded
 from spark_log.facts.metrics.task_runs import TaskRun
+from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.recorded_appends import append_records
 from spark_log.replication.controller.topic_operations import create_topic
@@ -248,3 +249,14 @@ def running_provider() -> Iterator[OidcProvider]:
     provider = OidcProvider()
     with running_server(provider):
         yield provider
+
+
+def commit(cluster: Cluster, group: str = "readers", **offsets: int) -> None:
+    """`seen_0=3`: offset 3 of partition 0 of topic seen."""
+    given = {TopicPartition(*_place(name)): offset for name, offset in offsets.items()}
+    assert commit_offsets(cluster.store, group, given) == []
+
+
+def _place(name: str) -> tuple[str, int]:
+    topic, number = name.rsplit("_", 1)
+    return topic, int(number)

@@ -20,3 +20,14 @@ def log(stores):
     log = ClientLog(stores)
     yield log
     log.close()
+
+
+@pytest.fixture
+def address(stores):
+    return stores.store.address.with_password
+
+
+@pytest.fixture(params=[("home", "east"), ("east", "home")], ids="-".join)
+def way(request):
+    """The names of the stores between which the topic is moved."""
+    return request.param
