@@ -1,15 +1,12 @@
-"""The documented options, one after the other, with their messages."""
+"""The documented options of reads, one after the other, with their messages."""
 
 import pickle
 import re
-from pathlib import Path
 
 import pytest
 
-from spark_log.errors import InvalidGroupIdError, InvalidOptionError, InvalidTopicError, PolicyViolationError
+from spark_log.errors import InvalidOptionError, InvalidTopicError
 from spark_log.ids import TopicId, TopicPartition
-from spark_log.spark.datasource.options.kafka_options import KAFKA_OPTIONS, Ignored
-from spark_log.spark.datasource.options.option_names import OPTIONS, resembled_option
 from spark_log.spark.datasource.options.positions import (
     CommittedOffsets,
     EarliestOffsets,
@@ -20,16 +17,15 @@ from spark_log.spark.datasource.options.positions import (
 )
 from spark_log.spark.datasource.options.source_options import (
     READ_COLUMNS,
-    PendingWrite,
     ReadOptions,
-    TxnVersion,
     WriteOptions,
 )
 from spark_log.spark.datasource.options.starting_lineage import StartingLineage
 from spark_log.spark.datasource.options.topic_choice import AssignPartitions, SubscribePattern, SubscribeTopics
-from spark_log.transactions.rules import ProducerRef
 
 BASE = {"cluster": "/c", "subscribe": "t"}
+
+
 T0 = TopicPartition("t", 0)
 
 
@@ -139,6 +135,7 @@ def test_reprs_and_messages_hide_passwords() -> None:
 
 
 # --- start and end positions ----------------------------------------------------------------------------------------
+
 
 JSON, TIMES = '{"t":{"0":5}}', '{"t":{"0":7}}'
 
@@ -250,7 +247,7 @@ def test_timestamp_strategy_is_error_or_latest() -> None:
     refused({**BASE, "startingOffsetsByTimestampStrategy": "first"}, "must be error or latest, got 'first'")
 
 
-# --- limits, columns and Kafka's options ----------------------------------------------------------------------------
+# --- limits and columns ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("option", ["failOnDataLoss", "includeHeaders"])
@@ -346,80 +343,6 @@ def test_columns() -> None:
     refused({**BASE, "columns": "headers", "includeHeaders": "false"}, "contradict each other")
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-@pytest.mark.parametrize(
-    "option",
-    ["auto.offset.reset", "key.deserializer", "value.deserializer", "enable.auto.commit", "interceptor.classes"],
-)
-def test_unsupported_kafka_options_are_refused(option: str, streaming: bool) -> None:
-    refused({**BASE, f"Kafka.{option}": "x"}, f"Kafka option '{option}' is not supported", streaming)
-
-
-SECURE = {
-    "kafka.security.protocol": "SASL_SSL",
-    "kafka.sasl.mechanism": "SCRAM-SHA-512",
-    "Kafka.sasl.jaas.config": 'ScramLoginModule required password="hunter2";',
-    "kafka.ssl.truststore.location": "/etc/hunter2.jks",
-}
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_tls_and_sasl_are_refused_in_one_error_without_secrets(streaming: bool) -> None:
-    expected = (
-        "Kafka options 'sasl.jaas.config', 'sasl.mechanism', 'security.protocol' (SASL_SSL), 'ssl.truststore.location'"
-        " are not supported: spark-log has no connection to a broker. Remove them; the address of the metadata store"
-        " carries credentials and TLS (postgresql+psycopg://user:password@host/database?sslmode=verify-full), and each"
-        " storage of log dirs has its own."
-    )
-    for parse, extra in ((ReadOptions.parse, {"subscribe": "t"}), (WriteOptions.parse, {"topic": "t"})):
-        with pytest.raises(InvalidOptionError) as raised:
-            parse({"kafka.bootstrap.servers": "b:9092", **extra, **SECURE}, streaming=streaming, environ={})
-        assert str(raised.value) == expected
-
-
-def test_plaintext_is_accepted_without_effect() -> None:
-    assert read(**{"kafka.security.protocol": " plaintext "}) == read()
-    assert write(**{"kafka.security.protocol": "PLAINTEXT"}) == write()
-
-
-def test_one_error_names_all_refused_options() -> None:
-    with pytest.raises(InvalidOptionError) as raised:
-        write(**{"kafka.transactional.id": "x", "kafka.partitioner.class": "RoundRobin", "kafka.ssl.key.password": "x"})
-    assert all(
-        f"'{name}'" in str(raised.value) for name in ("transactional.id", "partitioner.class", "ssl.key.password")
-    )
-    refused(
-        {**BASE, "kafka.key.deserializer": "x", "kafka.enable.auto.commit": "true"},
-        "Kafka option 'enable.auto.commit' is not supported. Set the source option 'group.id' to have a query commit"
-        " the end offsets of each batch.\nKafka option 'key.deserializer' is not supported as keys",
-    )
-
-
-def test_tuning_options_and_options_of_the_other_side_are_ignored() -> None:
-    tuning = {"kafka.linger.ms": "5", "kafka.max.poll.records": "7", "kafka.request.timeout.ms": "1", "kafka.odd": ""}
-    producer = {"kafka.transactional.id": "x", "kafka.acks": "7", "kafka.compression.type": "brotli"}
-    assert read(**tuning, **producer) == read()
-    assert write(**tuning, **{"kafka.auto.offset.reset": "earliest", "kafka.isolation.level": "x"}) == write()
-
-
-def test_acks_and_compression() -> None:
-    for acks in ("all", "-1", "1", "0"):
-        assert write(**{"kafka.acks": acks}) == write(), "at least what was asked for"
-    assert write(**{"kafka.enable.idempotence": "false"}) == write()
-    with pytest.raises(InvalidOptionError, match=r"'kafka.acks' must be all or -1 or 0 or 1, got '2'"):
-        write(**{"kafka.acks": "2"})
-    assert write(**{"kafka.compression.type": " GZIP "}).compression_type == "gzip"
-    assert write(**{"kafka.compression.type": "none"}).compression_type is None, "Kafka's default"
-    with pytest.raises(InvalidOptionError, match=r"'kafka.compression.type' must be .*, got 'brotli'"):
-        write(**{"kafka.compression.type": "brotli"})
-
-
-def test_guide_names_every_honoured_or_refused_kafka_option() -> None:
-    guide = (Path(__file__).parents[4] / "docs" / "guides" / "from-spark-kafka.md").read_text()
-    names = [name for name, decision in KAFKA_OPTIONS.items() if not isinstance(decision, Ignored)]
-    assert [name for name in names if f"`{name}`" not in guide] == []
-
-
 def test_rack() -> None:
     assert read(**{"Kafka.Client.Rack": " r1 "}).client_rack == "r1"
     assert stream(**{"kafka.client.rack": "r1"}).client_rack == "r1"
@@ -443,78 +366,6 @@ def test_the_lineage_of_the_start_of_a_stream() -> None:
     refused({**BASE, "startingLineage": lineage.to_json()}, "is set by stream_topic, for streams")
 
 
-def test_writes() -> None:
-    assert write() == WriteOptions("/c", None, None)
-    assert write(TOPIC=" t ").topic == "t"
-    assert write(txnAppId="app", txnVersion="0").txn == TxnVersion("app", 0)
-    assert WriteOptions.parse({}, streaming=True, environ={"SPARK_LOG_CLUSTER": "/env"}).cluster == "/env"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"txnAppId": "a"}, "Option 'txnVersion' must be specified too where 'txnAppId' is ('a')"),
-        ({"txnVersion": "1"}, "Option 'txnAppId' must be specified too where 'txnVersion' is ('1')"),
-        ({"txnAppId": "a", "txnVersion": "-1"}, "Option 'txnVersion' must not be negative, got -1"),
-        ({"txnAppId": "a", "txnVersion": "x"}, "Option 'txnVersion' must be a whole number"),
-        ({"txnAppId": "a", "txnVersion": str(2**63)}, "Option 'txnVersion' must be a whole number"),
-        ({"txnAppId": "", "txnVersion": "1"}, "Option 'txnAppId' must be a text that is not empty"),
-        ({"kafka.key.serializer": "x"}, "Kafka option 'key.serializer' is not supported"),
-        ({"kafka.value.serializer": "x"}, "Kafka option 'value.serializer' is not supported"),
-        ({"group.id": "g"}, "Option 'group.id' ('g') of a write is for streaming queries"),
-        (
-            {"transaction": "1:2"},
-            "Option 'transaction' ('1:2') is set by spark_log.spark.streams.batch_transaction",
-        ),
-        ({"transaction": "1:2:x"}, "Option 'transaction' ('1:2:x') is set by"),
-        (
-            {"transaction": "1:2:3", "txnAppId": "a", "txnVersion": "1"},
-            "Options 'txnAppId' ('a') and 'transaction' exclude each other",
-        ),
-    ],
-)
-def test_invalid_write_options_are_refused(options: dict[str, str], message: str) -> None:
-    with pytest.raises(InvalidOptionError, match=re.escape(message)):
-        write(**options)
-
-
-def test_streams_refuse_transaction_versions() -> None:
-    with pytest.raises(InvalidOptionError, match="are for batch writes"):
-        WriteOptions.parse({**BASE, "txnAppId": "a", "txnVersion": "1"}, streaming=True, environ={})
-
-
-def test_pending_writes() -> None:
-    pending = PendingWrite(ProducerRef(7, 12), 3)
-    assert write(transaction=str(pending)).pending == pending
-    with pytest.raises(InvalidOptionError, match=r"'1:2:3'.*for its batch writes"):
-        WriteOptions.parse({**BASE, "transaction": "1:2:3"}, streaming=True, environ={})
-
-
-def test_groups_of_sinks() -> None:
-    def sink(**options: str) -> tuple[str | None, str | None]:
-        given = {**BASE, **{name.replace("__", "."): value for name, value in options.items()}}
-        parsed = WriteOptions.parse(given, streaming=True, environ={})
-        return parsed.group, parsed.checkpoint
-
-    assert sink() == (None, None)
-    assert sink(checkpointLocation="/c") == (None, "/c")
-    assert sink(group__id="g", checkpointLocation="/c") == ("g", "/c")
-    assert sink(kafka__group__id=" g ", checkpointlocation="s3://b/c") == ("g", "s3://b/c")
-    with pytest.raises(InvalidOptionError, match=r"'checkpointLocation' must be specified.*\('g'\)"):
-        sink(group__id="g")
-    with pytest.raises(InvalidGroupIdError, match="250 characters"):
-        sink(group__id="g" * 250, checkpointLocation="/c")
-
-
-def test_topic_of_a_write_is_checked() -> None:
-    with pytest.raises(InvalidTopicError, match=r"option 'topic' is not a legal topic name: 'a/b'"):
-        write(topic="a/b")
-    with pytest.raises(InvalidTopicError, match=r"option 'topic'.*'' is empty"):
-        write(topic=" ")
-    with pytest.raises(PolicyViolationError, match="__consumer_offsets"):
-        write(topic="__consumer_offsets")
-
-
 def test_options_can_be_pickled() -> None:
     options = read(startingOffsets=JSON, columns="value", **{"group.id": "g"})
     assert pickle.loads(pickle.dumps(options)) == options
@@ -528,34 +379,3 @@ def test_start_at_committed_offsets_needs_a_group() -> None:
         read(startingOffsets="committed")
     with pytest.raises(InvalidOptionError, match="endingOffsets"):
         read(endingOffsets="committed", **{"group.id": "g"})
-
-
-@pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        ("startingOffset", "startingOffsets"),
-        ("starting_offsets", "startingOffsets"),
-        ("subscibe", "subscribe"),
-        ("groupId", "group.id"),
-        ("kafka.bootstrap.server", "kafka.bootstrap.servers"),
-        ("bootstrap.servers", "kafka.bootstrap.servers"),
-        ("kafka.compresion.type", "kafka.compression.type"),
-        ("STARTINGOFFSETS", None),
-        ("kafka.ssl.truststore.location", None),
-        ("kafka.client.id", None),
-        ("kafka.retry.backoff.max.ms", None),
-        ("path", None),
-        ("queryName", None),
-        ("mergeSchema", None),
-    ],
-)
-def test_a_name_without_effect_that_resembles_an_option_is_recognized(name: str, option: str | None) -> None:
-    assert resembled_option(name) == option
-
-
-def test_misspelt_names_are_compared_with_every_documented_option() -> None:
-    tables = (Path(__file__).parents[4] / "docs" / "reference" / "options.md").read_text().partition("## Options of")[0]
-    cells = re.findall(r"^\| (`[^|]*`) \|[^|]*\|.*\|$", tables, re.MULTILINE)
-    documented = {name for cell in cells for name in re.findall(r"`([\w.]+)`", cell) if not name.startswith("kafka.")}
-    set_by_functions = {"checkpointLocation", "startingLineage", "transaction"}
-    assert {*OPTIONS} - documented == set_by_functions and documented <= {*OPTIONS}
