@@ -16,8 +16,7 @@ from benchmarks.gateway import Server
 from spark_log.gateway.child_process import serve
 from spark_log.gateway.protocol.schemas import ShareFetchRequest, ShareGroupHeartbeatRequest
 from tests.support.gateway_wire import WireConnection
-from tests.support.loopback import free_port
-from tests.support.server_processes import GatewayProcess
+from tests.support.server_processes import GatewayProcess, free_port
 
 _PROCESSES, _OF_EACH = 2, 8
 _PARTITIONS = 4

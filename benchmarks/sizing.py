@@ -29,8 +29,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import find_topics
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.loopback import free_port
-from tests.support.server_processes import GatewayProcess
+from tests.support.server_processes import GatewayProcess, free_port
 
 RECORD_BYTES = 1_000
 PARTITIONS = CLIENTS = 32

@@ -19,7 +19,7 @@ from scripts.conformance.results import Result
 from scripts.conformance.servers import broker, gateway
 from spark_log.gateway.groups.streams_group_requests import REFUSAL
 from tests.support.gateway_wire import WireConnection
-from tests.support.loopback import free_port
+from tests.support.server_processes import free_port
 
 _PROGRAM = Path(__file__).parent / "clients" / "WordCount.java"
 _LINES = [f"line {number}" for number in range(100)]

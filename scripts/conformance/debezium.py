@@ -25,9 +25,8 @@ from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.verification import verify
 from tests.support.kafka_programs import debezium_class_path
-from tests.support.loopback import free_port
 from tests.support.postgres import USER, PostgresServer
-from tests.support.server_processes import GatewayProcess
+from tests.support.server_processes import GatewayProcess, free_port
 from tests.support.table_checks import location_of
 
 _TOPIC = "bank.public.account"

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 from spark_log.cli.main import app
 from spark_log.errors import DeltaNotInstalledError
 from spark_log.spark import delta_jars
-from tests.support.loopback import running_server
+from tests.support.server_processes import running_server
 
 _POM = "<project><modelVersion>4.0.0</modelVersion>{}<dependencies>{}</dependencies></project>"
 

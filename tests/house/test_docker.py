@@ -17,9 +17,9 @@ from jsonschema import Draft201909Validator
 from jsonschema.protocols import Validator
 from jsonschema.validators import validator_for
 
-from tests.support.deployments import compose_schema
-from tests.support.loopback import free_port
+from tests.support.operations import compose_schema
 from tests.support.postgres import PostgresServer, find_programs
+from tests.support.server_processes import free_port
 
 REPOSITORY = Path(__file__).parents[2]
 DOCKERFILE = REPOSITORY / "docker" / "Dockerfile"

@@ -15,7 +15,7 @@ from spark_log.cluster import store_directory
 from spark_log.config import ClusterSettings
 from spark_log.gateway.gateway_settings import limits_of
 from spark_log.spark.jobs.options.arguments import parse_pairs
-from tests.support.deployments import CHART, FOLDER, Object, find_program, lint, objects, pods, render, validate
+from tests.support.operations import CHART, FOLDER, Object, find_program, lint, objects, pods, render, validate
 
 pytestmark = pytest.mark.skipif(
     None in (find_program("helm"), find_program("kubeconform")),

@@ -17,10 +17,10 @@ import pytest
 from confluent_kafka import Consumer, Producer
 
 from spark_log.console.access.passwords import hash_password
-from tests.support.deployments import Object, find_program, objects, pods, render
-from tests.support.loopback import free_port
+from tests.support.operations import Object, find_program, objects, pods, render
 from tests.support.postgres import USER, PostgresServer
 from tests.support.security import Authority
+from tests.support.server_processes import free_port
 
 pytestmark = pytest.mark.skipif(
     find_program("helm") is None, reason="there is no helm: make check-kubernetes builds it"

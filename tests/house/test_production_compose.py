@@ -21,9 +21,9 @@ import yaml
 from jsonschema import Draft201909Validator
 from jsonschema.validators import validator_for
 
-from tests.support.deployments import compose_schema
-from tests.support.loopback import free_port
+from tests.support.operations import compose_schema
 from tests.support.postgres import PostgresServer, find_programs, server_user
+from tests.support.server_processes import free_port
 
 DOCKER = Path(__file__).parents[2] / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.production.yaml").read_text())

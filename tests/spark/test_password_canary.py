@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 
 from spark_log.cluster.cluster import Cluster
-from tests.support.loopback import free_port
+from tests.support.server_processes import free_port
 from tests.support.topics import make
 
 CANARY = "can4ry-of-the-store"

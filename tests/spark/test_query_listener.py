@@ -17,7 +17,7 @@ from spark_log.log.log import Records
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.spark.streams import SparkLogListener, observing_queries, query_listener
 from tests.spark.queries import running
-from tests.support.alerts import firing, samples
+from tests.support.operations import firing, samples
 from tests.support.postgres import PostgresServer
 from tests.support.records import table
 from tests.support.waiting import LIMIT_S, wait_until

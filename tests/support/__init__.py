@@ -2,7 +2,7 @@
 
 | Subject | Modules |
 |---|---|
-| waits, threads, ports | `waiting`, `loopback` |
+| waits, threads | `waiting` |
 | records, topics, schemas | `records`, `topics`, `schemas`, `kafka_batches` |
 | metadata stores, versions of spark-log | `stores`, `postgres`, `store_gaps`, `versions`, `release_cluster` |
 | replicas, what a cluster has on disk | `replicas`, `lineage`, `resources` |
@@ -10,11 +10,11 @@
 | maintenance, mirrors | `compaction_model`, `mirroring` |
 | groups | `group_members`, `consumer_members`, `classic_members`, `share_members` |
 | transactions | `bank`, `transaction_programs` |
-| gateway | `server_processes`, `gateway_wire`, `costly_requests`, `certificates` |
+| gateway | `server_processes`, `gateway_wire`, `costly_requests`, `security` |
 | Kafka's programs | `kafka_programs` |
-| console, metrics | `console`, `browser`, `alerts` |
+| console | `console`, `browser` |
 | Spark | `spark`, `data_source`, `spark_surface`, `class_archive` |
-| child processes | `python_process`, `fork_server`, `children`, `child_programs`, `fork_rig` |
+| child processes | `python_process`, `children`, `child_programs`, `fork_rig` |
 | faults | `disk_faults`, `s3`, `postgres_proxy`, `patroni_cluster`, `failover_load` |
-| documentation, deployments | `pages`, `page_process`, `forked_command`, `deployments` |
+| documentation, operation | `pages`, `page_process`, `operations` |
 """

@@ -1,5 +1,5 @@
 """Compaction compared with a dictionary: steps change a real partition, and after each step its readable records are
-compared with all records that were ever appended.
+compared with all records that were ever appended. Records with keys and tombstones, written and read as short texts.
 """
 
 import contextlib
@@ -18,6 +18,7 @@ from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.failpoints import failpoint
 from spark_log.ids import OffsetRange, TopicPartition
+from spark_log.log.append.rules import Appended
 from spark_log.log.append.write_ids import Writer
 from spark_log.log.log import Records
 from spark_log.log.records.schema import RECORD_SCHEMA
@@ -32,6 +33,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.store import Store
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.tables.seen_offsets import seen_offsets
+from tests.support.records import NOON_MS
 
 RETENTION_MS = 100
 AWAY = 99
@@ -359,3 +361,32 @@ def _first_gap(files: Sequence[Any]) -> int:
             break
         end = each.end_offset
     return end
+
+
+def keyed(text: str, timestamp_ms: int = NOON_MS) -> pa.Table:
+    """`a1`: key a, value a1. `-a`: a tombstone. `~x`: no key."""
+    words = text.split()
+    return pa.table(
+        [
+            pa.array([None if word[0] == "~" else word.lstrip("-")[:1].encode() for word in words], pa.binary()),
+            pa.array([None if word[0] == "-" else word.encode() for word in words], pa.binary()),
+            pa.nulls(len(words), RECORD_SCHEMA.field("headers").type),
+            pa.array([timestamp_ms * 1000] * len(words)).cast(RECORD_SCHEMA.field("timestamp").type),
+        ],
+        schema=RECORD_SCHEMA,
+    )
+
+
+def append_keyed(log: ClientLog, topic: Topic, *batches: str, partition: int = 0, **columns: Any) -> None:
+    """Append batches of `keyed` records."""
+    for batch in batches:
+        [outcome] = log.append(topic, [Records(partition, keyed(batch, **columns))])
+        assert isinstance(outcome, Appended), outcome
+
+
+def readable(log: ClientLog, topic: Topic, partition: int = 0) -> str:
+    """`offset:value` of all readable records."""
+    where = TopicPartition(topic.name, partition)
+    found = OffsetRange(*log.positions(topic)[where])
+    rows = [row for batch in log.read({where: found}) for row in batch.to_pylist()]
+    return " ".join(f"{row['offset']}:{(row['value'] or b'-' + row['key']).decode()}" for row in rows)

@@ -35,7 +35,7 @@ from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.recorded_appends import append_records
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.loopback import running_server
+from tests.support.server_processes import running_server
 from tests.support.waiting import LIMIT_S
 
 SAME_ORIGIN = {"Sec-Fetch-Site": "same-origin"}

@@ -14,11 +14,12 @@ import os
 import select
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 
 import sqlalchemy as sa
-from kafka import OffsetAndMetadata
+from kafka import ConsumerRebalanceListener, OffsetAndMetadata
+from kafka.structs import TopicPartition as KafkaPartition
 
 from spark_log import Consumer
 from spark_log.cluster.cluster import Cluster
@@ -166,6 +167,51 @@ def main(address: str, group: str, session_ms: int) -> None:
     drop(held)
     reader.member.leave()
     cluster.close()
+
+
+def poll_values(consumer: Consumer, count: int) -> dict[int, list[str]]:
+    """The next `count` values, by partition number."""
+    seen: dict[int, list[str]] = {}
+    deadline = time.monotonic() + LIMIT_S
+    while sum(map(len, seen.values())) < count:
+        assert time.monotonic() < deadline, seen
+        for partition, records in consumer.poll(1_000).items():
+            seen.setdefault(partition.partition, []).extend(record.value.decode() for record in records)
+    return seen
+
+
+def settle_consumers(
+    *consumers: Consumer, until: Callable[[], object] = lambda: True, share: Sequence[int] | None = None
+) -> list[list[str]]:
+    """Poll all consumers in turn until each has `share` partitions; returns the values that each got."""
+    seen: list[list[str]] = [[] for _ in consumers]
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        for consumer, values in zip(consumers, seen, strict=True):
+            for records in consumer.poll(20).values():
+                values += [record.value.decode() for record in records]
+        shares = sorted(len(consumer.assignment()) for consumer in consumers)
+        if (share is None or shares == sorted(share)) and until():
+            return seen
+        assert time.monotonic() < deadline, shares
+
+
+class Told(ConsumerRebalanceListener):  # type: ignore[misc]
+    """Records its calls; `on_revoked` runs inside the callback."""
+
+    def __init__(self, on_revoked: Callable[[Collection[KafkaPartition]], object] = lambda partitions: None) -> None:
+        self.events: list[tuple[str, set[KafkaPartition]]] = []
+        self.on_revoked = on_revoked
+
+    def on_partitions_revoked(self, revoked: Collection[KafkaPartition]) -> None:
+        self.events.append(("revoked", set(revoked)))
+        self.on_revoked(revoked)
+
+    def on_partitions_assigned(self, assigned: Collection[KafkaPartition]) -> None:
+        self.events.append(("assigned", set(assigned)))
+
+    def on_partitions_lost(self, lost: Collection[KafkaPartition]) -> None:
+        self.events.append(("lost", set(lost)))
 
 
 if __name__ == "__main__":

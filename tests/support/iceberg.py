@@ -40,9 +40,9 @@ from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.tables.publication import delta_tables, publish
 from tests.support import iceberg_spark_process
-from tests.support.loopback import running_server
 from tests.support.python_process import REPOSITORY, run_process
 from tests.support.records import read_rows, topic_rows
+from tests.support.server_processes import running_server
 from tests.support.table_checks import duckdb_connection
 from tests.support.topics import append
 

@@ -25,7 +25,7 @@ from kafka.errors import KafkaError
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from spark_log.spark.delta_jars import spark_jars_folder
-from tests.support.loopback import free_port
+from tests.support.server_processes import free_port
 
 KAFKA_VERSION = "4.4.0"
 """Version of the broker, its tools, and Kafka's Java clients that tests and benchmarks compare with."""

@@ -4,8 +4,8 @@
 
 - Python programs, from stdin to stdout: one JSON object a line, `{"code", "name"}`, answered by `{"output", "error"}`.
   Programs share a namespace until `{"end": true}`, and one Spark session throughout.
-- Commands `spark-log …` at the Unix socket: each is a fork that has the modules loaded. tests/support/forked_command.py
-  is the program that requests one.
+- Commands `spark-log …` at the Unix socket: each is a fork that has the modules loaded. A program of
+  tests/support/pages.py requests one.
 """
 
 import atexit
@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spark_log.spark.fork_server import end_without_teardown, run_program
-from tests.support import fork_server
+from tests.support.python_process import preload
 
 PRELOADED = (
     "spark_log.clients.admin.client",
@@ -34,7 +34,7 @@ PRELOADED = (
 
 def main(path: str) -> None:
     atexit.register(end_without_teardown)
-    fork_server.preload(*PRELOADED)
+    preload(*PRELOADED)
     server = os.fork()  # before any thread starts
     if server == 0:
         run_program(_serve(path))

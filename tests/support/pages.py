@@ -114,7 +114,6 @@ def differs(expected: str, printed: str) -> str | None:
 
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-_SUPPORT = Path(__file__).parent
 _SPARK_SETTINGS = {
     "spark.master": "local[2]",
     "spark.log.level": "WARN",
@@ -290,7 +289,7 @@ def _commands(folder: Path, spark_defaults: Path) -> Path:
     folder.mkdir()
     spark_submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     for name, program in (
-        ("spark-log", f"#!{sys.executable} -IS\n{(_SUPPORT / 'forked_command.py').read_text()}"),
+        ("spark-log", f"#!{sys.executable} -IS\n{_FORKED_COMMAND}"),
         ("spark-submit", f'#!/bin/sh\nexec "{spark_submit}" --properties-file "{spark_defaults}" "$@"\n'),
     ):
         (folder / name).write_text(program)
@@ -306,3 +305,25 @@ def _spark_defaults(path: Path) -> Path:
     settings = "".join(f"\n{name} {value}" for name, value in _SPARK_SETTINGS.items())
     path.write_text((REPOSITORY / "conf" / path.name).read_text() + settings + "\n")
     return path
+
+
+_FORKED_COMMAND = """
+import json
+import os
+import signal
+import socket
+import sys
+
+connection = socket.socket(socket.AF_UNIX)
+connection.connect(os.environ["SPARK_LOG_FORKS"])
+mask = os.umask(0)
+request = {"folder": os.getcwd(), "environment": dict(os.environ), "arguments": sys.argv, "umask": mask}
+socket.send_fds(connection, [json.dumps(request).encode()], [0, 1, 2])
+answers = connection.makefile()
+command = int(answers.readline())
+for number in (signal.SIGTERM, signal.SIGINT):
+    signal.signal(number, lambda number, _frame: os.kill(command, number))
+status = int(answers.readline())
+sys.exit(status if status >= 0 else 128 - status)
+"""
+"""Replaces `spark-log` in the shell blocks of documentation: `page_process` forks the real command."""

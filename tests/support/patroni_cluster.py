@@ -22,9 +22,9 @@ import psutil
 import psycopg
 import yaml
 
-from tests.support.loopback import free_port
 from tests.support.postgres import PostgresNotInstalledError, find_programs, server_user
 from tests.support.python_process import REPOSITORY
+from tests.support.server_processes import free_port
 
 CONFIGURATION = REPOSITORY / "conf" / "patroni.yml"
 SCOPE = "log"

@@ -20,7 +20,7 @@ import psycopg
 import sqlalchemy as sa
 
 from spark_log.metadata import store_schema
-from tests.support.loopback import free_port
+from tests.support.server_processes import free_port
 from tests.support.waiting import wait_until
 
 USER = "spark_log"

@@ -5,17 +5,23 @@ text in records that were erased; it is searched for in every file that a cluste
 """
 
 import gc
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import sqlalchemy as sa
 
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.each_store import in_each_store
-from spark_log.cluster.topics import find_topics
+from spark_log.cluster.topics import Topic, find_topics
+from spark_log.maintenance import run_tasks
 from spark_log.maintenance.removal.cleanable_log_dirs import CleanableLogDirs
+from spark_log.maintenance.report import Report
 from spark_log.metadata import tables as t
 from tests.support.replicas import folder_of
 from tests.support.waiting import wait_until
@@ -122,3 +128,52 @@ def files_with(folder: Path, *texts: bytes) -> list[str]:
     """Names of the files below `folder` whose bytes contain one of `texts`."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     return sorted(path.name for path in files if any(text in path.read_bytes() for text in texts))
+
+
+def clean(cluster: Cluster, **filters: Any) -> dict[str | None, Report]:
+    """The reports by topic. Those of all stores about no topic are one."""
+    found: dict[str | None, Report] = {}
+    for report in run_tasks(cluster, ["files"], **filters):
+        before = found.get(report.topic)
+        if before is not None:
+            report = replace(report, before=before.before + report.before, notes=before.notes + report.notes)
+        found[report.topic] = report
+    return found
+
+
+def folders_of(root: Path) -> list[str]:
+    """Names of the entries of a log dir, without its marker files, of which there is at least one."""
+    assert list(root.glob("spark_log_dir*.json"))
+    return sorted(path.name for path in root.iterdir() if not path.match("spark_log_dir*.json"))
+
+
+def retired(cluster: Cluster) -> list[str]:
+    """Paths of the retired files."""
+    query = sa.select(t.retired_file.c.path)
+    return _values_in_all_stores(cluster, query)
+
+
+def named(cluster: Cluster) -> list[str]:
+    """Names of the files that the metadata name."""
+    query = sa.select(t.segment.c.name).where(~t.segment.c.inline)
+    return _values_in_all_stores(cluster, query)
+
+
+def _values_in_all_stores(cluster: Cluster, query: sa.Select[Any]) -> list[str]:
+    found = in_each_store(cluster, lambda view: view.store.read(lambda c: c.execute(query).scalars().all()))
+    return sorted(value for values in found.values() for value in values)
+
+
+def files(folder: Path, topic: Topic) -> list[str]:
+    """Names of all files in the segment folders of the topic."""
+    return sorted(path.name for path in Path(folder, topic.folder, "_segments").rglob("*") if path.is_file())
+
+
+def plant(cluster: Cluster, path: str, content: bytes = b"x", broker_id: int = 1, age_ms: int = 0) -> Path:
+    """A file in a log dir, by its path there."""
+    place = folder_of(cluster, broker_id) / path
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_bytes(content)
+    when_s = (clock.wall_ms() - age_ms) / 1000
+    os.utime(place, (when_s, when_s))
+    return place

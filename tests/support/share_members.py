@@ -8,6 +8,7 @@ from typing import Any, cast
 from uuid import UUID
 
 import sqlalchemy as sa
+from kafka.consumer.fetcher import ConsumerRecord
 
 from spark_log import ShareConsumer
 from spark_log.cluster.cluster import Cluster
@@ -32,7 +33,7 @@ from spark_log.groups.share.rules import Acknowledgement, AcknowledgeType, Range
 from spark_log.groups.share.service import Outcome, Poll, run_polls
 from spark_log.log.partitions.partition_rows import Key
 from tests.support.gateway_wire import WireConnection
-from tests.support.waiting import wait_until
+from tests.support.waiting import LIMIT_S, wait_until
 
 
 def set_lock_ms(cluster: Cluster, lock_ms: int) -> None:
@@ -296,3 +297,13 @@ class ShareClient(WireShareMember):
         request = self.acknowledge_request(acks, partition, topic_id, share_session_epoch=epoch, is_renew_ack=renews)
         answer = self.connection.exchange(request, SHARE_VERSION)
         return answer.error_code, [each.error_code for topic in answer.responses for each in topic.partitions]
+
+
+def take(consumer: ShareConsumer, count: int) -> list[ConsumerRecord]:
+    """Poll until `count` records came."""
+    found: list[ConsumerRecord] = []
+    while len(found) < count:
+        polled = consumer.poll(int(1000 * LIMIT_S))
+        assert polled, f"only {len(found)} of {count} records came"
+        found += [record for records in polled.values() for record in records]
+    return found

@@ -8,7 +8,7 @@ records.
 import contextlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -36,6 +36,7 @@ from spark_log.tables.lag_measurement import delta_lags
 from spark_log.tables.publication import delta_tables, publish
 from spark_log.tables.publication_state import CURRENT, table_folder
 from tests.support.records import read_all, rows_of, table
+from tests.support.stores import topics_view
 
 
 def assert_delta_is_the_log(cluster: Cluster, twice: Collection[int] = ()) -> None:
@@ -335,3 +336,31 @@ class FileTopic:
             [json.loads(line) for line in (folder / f"{version:020d}.json").read_text().splitlines()]
             for version in range(since, self.delta.version() + 1)
         ]
+
+
+def shape(cluster: Cluster, topic: Topic, partition: int = 0) -> list[tuple[object, ...]]:
+    """(base offset, end offset) of every segment, blobs as (base, end, "blob")."""
+    query = sa.select(SEGMENT.base_offset, SEGMENT.end_offset, SEGMENT.inline).where(
+        SEGMENT.topic_id == topic.topic_id, SEGMENT.partition == partition
+    )
+    found = topics_view(cluster).store.read(
+        lambda connection: connection.execute(query.order_by(SEGMENT.base_offset)).all()
+    )
+    return [(base, end, "blob") if inline else (base, end) for base, end, inline in found]
+
+
+def everything_fits(cluster: Cluster) -> None:
+    """Checks the rows after retention, and the files and tables that depend on the segment rows."""
+    segments_, partitions = _rows_of(cluster, t.segment), _rows_of(cluster, t.partition)
+    for row in partitions:
+        mine = [s for s in segments_ if (s.topic_id, s.partition) == (row.topic_id, row.partition)]
+        assert row.log_start_offset <= row.high_watermark <= row.log_end_offset
+        assert all(s.end_offset > row.log_start_offset for s in mine), "no row lies below the log start"
+        assert row.tail_bytes == sum(s.bytes for s in mine if s.inline)
+    assert {row.name for row in _rows_of(cluster, t.blob)} == {s.name for s in segments_ if s.inline}
+    assert_delta_is_the_log(cluster)
+    assert_replicas_are_whole(cluster)
+
+
+def _rows_of(cluster: Cluster, table: sa.Table) -> Sequence[sa.Row[Any]]:
+    return topics_view(cluster).store.read(lambda connection: connection.execute(sa.select(table)).all())

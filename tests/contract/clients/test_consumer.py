@@ -18,7 +18,7 @@ from spark_log import Consumer
 from spark_log.ids import TopicPartition as OurPartition
 from spark_log.log.records.schema import read_schema
 from spark_log.maintenance.removal.retention import delete_records
-from tests.support.polling import read
+from tests.support.group_members import poll_values
 from tests.support.records import NOON_MS
 from tests.support.topics import append, fill, make
 from tests.support.waiting import LIMIT_S
@@ -118,16 +118,16 @@ def test_pause_seek_and_replay(cluster, log, consume):
     consumer.assign([P0, P1])
     consumer.pause(P0)
     assert consumer.paused() == {P0}
-    assert read(consumer, 6) == {1: [f"1/{n}" for n in range(6)]}
+    assert poll_values(consumer, 6) == {1: [f"1/{n}" for n in range(6)]}
     assert consumer.poll(0) == {}
     consumer.resume(P0)
-    assert read(consumer, 6) == {0: [f"0/{n}" for n in range(6)]}
+    assert poll_values(consumer, 6) == {0: [f"0/{n}" for n in range(6)]}
     consumer.seek(P0, 4)
     assert consumer.position(P0) == 4
-    assert read(consumer, 2) == {0: ["0/4", "0/5"]}
+    assert poll_values(consumer, 2) == {0: ["0/4", "0/5"]}
     consumer.seek_to_beginning(P1)
     assert consumer.position(P1) == 0
-    assert read(consumer, 6) == {1: [f"1/{n}" for n in range(6)]}
+    assert poll_values(consumer, 6) == {1: [f"1/{n}" for n in range(6)]}
     consumer.seek_to_beginning()
     consumer.poll(SOON_MS, max_records=1)
     consumer.seek_to_end()
@@ -172,14 +172,14 @@ def test_the_first_position_of_a_consumer(cluster, log, consume):
     latest.assign([P0])
     assert latest.poll(0) == {} and latest.position(P0) == 5
     append(log, "t", "new")
-    assert read(latest, 1) == {0: ["new"]}
+    assert poll_values(latest, 1) == {0: ["new"]}
     none = consume(auto_offset_reset="none")
     none.assign([P0])
     with pytest.raises(NoOffsetForPartitionError) as missing:
         none.poll(0)
     assert missing.value.args == ({P0},)
     none.seek(P0, 3)
-    assert read(none, 3) == {0: ["0/3", "0/4", "new"]}
+    assert poll_values(none, 3) == {0: ["0/3", "0/4", "new"]}
     with pytest.raises(KafkaConfigurationError):
         consume(auto_offset_reset="sometimes")
 

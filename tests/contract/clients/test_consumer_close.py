@@ -12,7 +12,7 @@ from kafka.errors import (
 from kafka.structs import TopicPartition
 
 from spark_log import Consumer
-from tests.support.polling import read
+from tests.support.group_members import poll_values
 from tests.support.topics import append, fill, make
 from tests.support.waiting import LIMIT_S
 
@@ -130,7 +130,7 @@ def test_a_close_during_a_poll_commits_no_record_that_the_poll_does_not_return(
     polled = {"poll": consumer.poll, "poll_arrow": consumer.poll_arrow, "iteration": lambda _: list(consumer)}[form]
     assert not polled(SOON_MS)
     assert consumer._closed
-    assert read(consume("t", group_id="g"), 2) == {0: ["a", "b"]}
+    assert poll_values(consume("t", group_id="g"), 2) == {0: ["a", "b"]}
 
 
 @pytest.mark.on_sqlite

@@ -12,7 +12,7 @@ from kafka.structs import TopicPartition
 from spark_log.clients.consume import partition_reads
 from spark_log.log.log import Records
 from spark_log.log.records import segment_open
-from tests.support.polling import read
+from tests.support.group_members import poll_values
 from tests.support.records import table
 from tests.support.topics import append, fill, make
 from tests.support.waiting import LIMIT_S, wait_until
@@ -73,7 +73,7 @@ def test_an_idle_consumer_does_not_query_the_store(cluster, log, consume, monkey
     make(cluster, "t", 3)
     fill(log, "t", [1, 1, 1])
     consumer = consume("t", group_id="g", enable_auto_commit=False)
-    assert sum(map(len, read(consumer, 3).values())) == 3
+    assert sum(map(len, poll_values(consumer, 3).values())) == 3
     changes = consumer.cluster.store.changes
     wait_until(lambda: not changes.wait(changes.current(), 0.2))  # PostgreSQL's listener is connected
     consumer.poll(500)  # the group is stable
@@ -91,7 +91,7 @@ def test_a_waiting_consumer_gets_a_record_at_once(cluster, log, consume):
     assert consumer.poll(300) == {}
     writer = threading.Timer(0.2, append, (log, "t", "v"))
     writer.start()
-    assert read(consumer, 1) == {0: ["v"]}
+    assert poll_values(consumer, 1) == {0: ["v"]}
     writer.join()
 
 
@@ -101,9 +101,9 @@ def test_a_fetch_waits_for_enough_bytes(cluster, log, consume):
     append(log, "t", "few")
     slow = consume("t", fetch_min_bytes=5_000, **LONG_WAIT)
     assert slow.poll(100) == slow.poll(100) == {}
-    assert read(consume("t", fetch_min_bytes=5_000, fetch_max_wait_ms=100), 1) == {0: ["few"]}
+    assert poll_values(consume("t", fetch_min_bytes=5_000, fetch_max_wait_ms=100), 1) == {0: ["few"]}
     append(log, "t", os.urandom(6_000).hex())
-    assert len(read(slow, 2)[0]) == 2
+    assert len(poll_values(slow, 2)[0]) == 2
 
 
 @pytest.mark.on_sqlite
@@ -151,5 +151,5 @@ def test_plans_of_long_tails_are_bounded(cluster, log, consume, monkeypatch):
     monkeypatch.setattr(partition_reads.planner, "plan", counted)
     consumer = consume(max_poll_records=1_000)
     consumer.assign([P0])
-    assert len(read(consumer, 60)[0]) == 60
+    assert len(poll_values(consumer, 60)[0]) == 60
     assert max(map(len, planned)) == 8

@@ -9,7 +9,7 @@ from kafka.errors import (
 from kafka.structs import TopicPartition
 
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
-from tests.support.polling import read
+from tests.support.group_members import poll_values
 from tests.support.topics import append, fill, make
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -67,7 +67,7 @@ def test_damage_is_an_error_that_names_the_segment_and_can_be_skipped(cluster, l
     assert sorted(map(str, set(outcomes))) == ["(1, 1)", "True"]
     assert consumer.position(P0) == 0
     consumer.seek(P0, 50)
-    assert len(read(consumer, 50)[0]) == 50
+    assert len(poll_values(consumer, 50)[0]) == 50
 
 
 def test_a_deleted_topic_is_no_error_and_a_recreated_one_is_read_from_its_start(cluster, log, consume):
@@ -76,14 +76,14 @@ def test_a_deleted_topic_is_no_error_and_a_recreated_one_is_read_from_its_start(
     fill(log, "t", [3])
     consumer = consume()
     consumer.assign([P0, TopicPartition("u", 0)])
-    assert len(read(consumer, 3)[0]) == 3
+    assert len(poll_values(consumer, 3)[0]) == 3
     delete_topic(cluster, "t")
     assert consumer.poll(100) == {}
     append(log, "u", "still here")
-    assert read(consumer, 1) == {0: ["still here"]}
+    assert poll_values(consumer, 1) == {0: ["still here"]}
     make(cluster, "t", 1)
     fill(log, "t", [5])
-    assert read(consumer, 5) == {0: [f"0/{n}" for n in range(5)]}
+    assert poll_values(consumer, 5) == {0: [f"0/{n}" for n in range(5)]}
 
 
 @pytest.mark.parametrize("to", [0, 2])
@@ -100,7 +100,7 @@ def test_a_seek_after_a_topic_was_created_again_is_the_position_in_the_new_topic
     make(cluster, "t", 1)
     append(log, "t", *(f"new {n}" for n in range(5)))
     consumer.seek(P0, to)
-    assert read(consumer, 5 - to) == {0: [f"new {n}" for n in range(to, 5)]}
+    assert poll_values(consumer, 5 - to) == {0: [f"new {n}" for n in range(to, 5)]}
 
 
 @pytest.mark.on_sqlite
@@ -124,10 +124,10 @@ def test_patterns_follow_topics_and_partitions_that_are_added_or_deleted(cluster
     assert consumer.subscription() == {"orders-a"}
     make(cluster, "orders-b", 1)
     append(log, "orders-b", "b")
-    assert read(consumer, 1) == {0: ["b"]}
+    assert poll_values(consumer, 1) == {0: ["b"]}
     add_partitions(cluster, "orders-a", 3)
     append(log, "orders-a", "second", partition=2)
-    assert read(consumer, 1) == {2: ["second"]}
+    assert poll_values(consumer, 1) == {2: ["second"]}
     delete_topic(cluster, "orders-a")
     wait_until(lambda: consumer.poll(50) == {} and consumer.subscription() == {"orders-b"})
     assert consumer.assignment() == {TopicPartition("orders-b", 0)}

@@ -19,8 +19,7 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.address import Address
 from spark_log.metadata.store import Store
 from tests.support.console import running_console
-from tests.support.loopback import free_port
-from tests.support.server_processes import GatewayProcess
+from tests.support.server_processes import GatewayProcess, free_port
 
 CANARY, USERS_CANARY = "can4ry-of-the-store", "can4ry-of-a-user"
 COMMANDS = (

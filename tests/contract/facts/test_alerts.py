@@ -20,8 +20,8 @@ from spark_log.maintenance.coordinator.coordinator import Coordinator
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.maintenance.task_list import run_tasks
 from spark_log.replication.controller.topic_operations import alter_configs
-from tests.support.alerts import firing, metrics_of_alerts, samples
 from tests.support.group_members import commit
+from tests.support.operations import firing, metrics_of_alerts, samples
 from tests.support.replicas import folder_of, topic_on
 from tests.support.share_members import ShareMember
 from tests.support.topics import append_to

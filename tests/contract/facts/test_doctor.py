@@ -21,8 +21,8 @@ from spark_log.facts.doctor.machine import read_modes
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.alerts import problem, problems
 from tests.support.disk_faults import fill_disk, mounted, needs_root
+from tests.support.operations import problem, problems
 from tests.support.replicas import folder_of
 from tests.support.topics import append_to
 from tests.support.waiting import wait_until

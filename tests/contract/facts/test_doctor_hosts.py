@@ -13,8 +13,8 @@ from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.stores import add_store
 from spark_log.facts.doctor.examination import examine
 from spark_log.facts.doctor.findings import Severity
-from tests.support.loopback import free_port
 from tests.support.postgres import postgres_pair
+from tests.support.server_processes import free_port
 
 ROLE = "log_owner"
 

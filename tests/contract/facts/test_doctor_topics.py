@@ -30,8 +30,8 @@ from spark_log.replication.controller.requested_elections import elect, expected
 from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from spark_log.replication.replicas.catch_up import catch_up
-from tests.support.alerts import problem, problems
 from tests.support.group_members import commit
+from tests.support.operations import problem, problems
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, folder_of, inspect_and_elect, take_away, topic_on
 from tests.support.share_members import ShareMember

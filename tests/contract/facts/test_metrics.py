@@ -33,11 +33,10 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.store_acceptance import accept_store
 from spark_log.replication.controller.topic_operations import create_topic
 from spark_log.tables.publication import delta_tables, publish
-from tests.support.alerts import ALERTS, samples
 from tests.support.group_members import commit
-from tests.support.loopback import free_port
+from tests.support.operations import ALERTS, samples
 from tests.support.replicas import bring_back, take_away, topic_on
-from tests.support.server_processes import GatewayProcess
+from tests.support.server_processes import GatewayProcess, free_port
 from tests.support.share_members import ShareMember
 from tests.support.stores import also_on_two_stores, change
 from tests.support.topics import append, append_to, fill, make, make_older

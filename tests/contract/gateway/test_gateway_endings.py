@@ -17,8 +17,8 @@ from spark_log.gateway.access.tls import TlsFiles, start_tls
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.server import Gateway
 from tests.support.gateway_wire import frame_of
-from tests.support.loopback import free_port
 from tests.support.security import Authority
+from tests.support.server_processes import free_port
 
 DAY_MS = 86_400_000
 HOUR_S = 3_600

@@ -13,7 +13,7 @@ from spark_log import Consumer
 from spark_log.facts.groups import describe_groups
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.groups.membership import ConsumerMembership
-from tests.support.polling import settle
+from tests.support.group_members import settle_consumers
 from tests.support.topics import append, fill, make
 from tests.support.waiting import wait_until
 
@@ -33,7 +33,7 @@ def test_commits_positions_and_the_first_position_of_the_next_consumer(cluster, 
     make(cluster, "t", 1)
     fill(log, "t", [10])
     consumer = consume("t", enable_auto_commit=False, max_poll_records=4)
-    settle(consumer, until=lambda: (consumer.assignment() and consumer.position(P0)) == 4)
+    settle_consumers(consumer, until=lambda: (consumer.assignment() and consumer.position(P0)) == 4)
     assert consumer.committed(P0) is None
     consumer.commit()
     assert consumer.committed(P0) == 4
@@ -46,7 +46,7 @@ def test_commits_positions_and_the_first_position_of_the_next_consumer(cluster, 
         consumer.commit({P0: 3})
     consumer.close()
     after = consume("t")
-    [[first, *_]] = settle(after, until=lambda: (after.assignment() and after.position(P0)) == 10)
+    [[first, *_]] = settle_consumers(after, until=lambda: (after.assignment() and after.position(P0)) == 10)
     assert first == "0/6"
 
 
@@ -55,7 +55,7 @@ def test_callbacks_of_background_commits_run_inside_poll(cluster, log, consume):
     make(cluster, "t", 1)
     fill(log, "t", [2])
     consumer = consume("t", enable_auto_commit=False)
-    settle(consumer, until=lambda: (consumer.assignment() and consumer.position(P0)) == 2)
+    settle_consumers(consumer, until=lambda: (consumer.assignment() and consumer.position(P0)) == 2)
     told = []
 
     def callback(offsets, outcome):
@@ -80,7 +80,7 @@ def members(cluster, group="g"):
 def test_a_commit_callback_may_close_the_consumer(cluster, log, consume):
     fill(log, make(cluster, "t", 1), [2])
     consumer = consume("t")
-    settle(consumer, share=[1])
+    settle_consumers(consumer, share=[1])
     commit = consumer.commit_async(callback=lambda *_: consumer.close())
     wait_until(lambda: commit.is_done)
     assert consumer.poll(0) == {}
@@ -93,7 +93,7 @@ def test_a_commit_callback_may_close_the_consumer(cluster, log, consume):
 def test_close_without_an_automatic_commit_waits_for_commits_in_the_background(cluster, log, consume):
     fill(log, make(cluster, "t", 1), [2])
     consumer = consume("t", auto_commit_interval_ms=60_000)
-    settle(consumer, share=[1])
+    settle_consumers(consumer, share=[1])
     begin = threading.Event()
     consumer._background.submit(lambda: begin.wait(60))
     commit = consumer.commit_async({P0: OffsetAndMetadata(1, "", -1)})
@@ -111,7 +111,7 @@ def test_close_without_an_automatic_commit_waits_for_commits_in_the_background(c
 def test_close_commits_and_leaves_the_group_although_a_commit_callback_fails(cluster, log, consume):
     fill(log, make(cluster, "t", 1), [2])
     consumer = consume("t", auto_commit_interval_ms=60_000)
-    settle(consumer, share=[1])
+    settle_consumers(consumer, share=[1])
     wait_until(lambda: consumer.position(P0) == 2 or consumer.poll(100) is None)
     commit = consumer.commit_async({P0: OffsetAndMetadata(1, "", -1)}, callback=lambda *_: 1 / 0)
     wait_until(lambda: commit.is_done)
@@ -127,9 +127,9 @@ def test_automatic_commits(cluster, log, consume):
     make(cluster, "t", 1)
     fill(log, "t", [3])
     consumer = consume("t", auto_commit_interval_ms=50)
-    settle(consumer, until=lambda: committed(cluster) == {P0: 3})
+    settle_consumers(consumer, until=lambda: committed(cluster) == {P0: 3})
     append(log, "t", "more")
-    settle(consumer, until=lambda: consumer.position(P0) == 4)
+    settle_consumers(consumer, until=lambda: consumer.position(P0) == 4)
     consumer.close()
     assert committed(cluster) == {P0: 4}
 
@@ -172,7 +172,7 @@ def test_a_backlog_of_commits_delays_no_heartbeat(cluster, log, consume, monkeyp
     done, keep_alive = [], ConsumerMembership.keep_alive
     monkeypatch.setattr(ConsumerMembership, "keep_alive", lambda self: done.append("heartbeat") or keep_alive(self))
     consumer = consume("t", heartbeat_interval_ms=10, enable_auto_commit=False)
-    settle(consumer, share=[1])
+    settle_consumers(consumer, share=[1])
     write = consumer._polling.commits._write
 
     def write_slowly(offsets):

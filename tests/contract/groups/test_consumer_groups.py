@@ -13,7 +13,7 @@ from spark_log.facts.groups import describe_groups
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.metadata.tables import group_member
 from spark_log.replication.controller.topic_operations import delete_topic
-from tests.support.polling import Told, settle
+from tests.support.group_members import Told, settle_consumers
 from tests.support.topics import append, fill, make
 from tests.support.waiting import LIMIT_S, wait_until
 
@@ -32,14 +32,14 @@ def committed(cluster, group="g"):
 def test_point_to_point_and_publish_subscribe(cluster, log, consume):
     make(cluster, "t", 4)
     first, second, other = consume("t"), consume("t"), consume("t", group_id="h")
-    settle(first, second, other, share=[2, 2, 4])
+    settle_consumers(first, second, other, share=[2, 2, 4])
     assert first.assignment() | second.assignment() == {P0, P1, P2, P3}
     fill(log, "t", [3] * 4)
     everything = sorted(f"{p}/{n}" for p in range(4) for n in range(3))
     seen = [[], [], []]
 
     def all_are_seen():
-        for values, more in zip(seen, settle(first, second, other), strict=True):
+        for values, more in zip(seen, settle_consumers(first, second, other), strict=True):
             values += more
         return sum(map(len, seen)) >= 24
 
@@ -54,12 +54,12 @@ def test_only_moved_partitions_are_revoked_and_each_record_is_read_once(cluster,
     told = Told()
     first = consume(max_poll_records=3)
     first.subscribe(["t"], listener=told)
-    [seen] = settle(first, share=[4])
+    [seen] = settle_consumers(first, share=[4])
     assert told.events == [("assigned", {P0, P1, P2, P3})]
     late = Told()
     second = consume(max_poll_records=3)
     second.subscribe(["t"], listener=late)
-    for values in settle(first, second, share=[2, 2]):
+    for values in settle_consumers(first, second, share=[2, 2]):
         seen += values
     [(kind, moved)] = told.events[1:]
     assert kind == "revoked" and len(moved) == 2
@@ -67,12 +67,12 @@ def test_only_moved_partitions_are_revoked_and_each_record_is_read_once(cluster,
     assert first.assignment() == {P0, P1, P2, P3} - moved
     deadline = time.monotonic() + LIMIT_S
     while len(seen) < 20 and time.monotonic() < deadline:
-        for values in settle(first, second):
+        for values in settle_consumers(first, second):
             seen += values
     assert sorted(seen) == sorted(f"{p}/{n}" for p in range(4) for n in range(5)), "auto-commit before giving up"
     second.close()
     assert late.events[-1] == ("revoked", moved)
-    settle(first, share=[4])
+    settle_consumers(first, share=[4])
     assert told.events[-1] == ("assigned", moved)
 
 
@@ -81,9 +81,9 @@ def test_a_listener_may_commit_partitions_that_are_being_revoked(cluster, log, c
     fill(log, "t", [2, 2])
     first = consume(enable_auto_commit=False)
     first.subscribe(["t"], listener=Told(on_revoked=lambda _: first.commit()))
-    settle(first, share=[2], until=lambda: first.position(P0) == first.position(P1) == 2)
+    settle_consumers(first, share=[2], until=lambda: first.position(P0) == first.position(P1) == 2)
     assert committed(cluster) == {}
-    settle(first, consume("t", enable_auto_commit=False), share=[1, 1])
+    settle_consumers(first, consume("t", enable_auto_commit=False), share=[1, 1])
     assert committed(cluster) == {P0: 2, P1: 2}
 
 
@@ -96,12 +96,12 @@ def test_a_failing_listener_is_reported_and_the_group_continues(cluster, log, co
 
     first = consume()
     first.subscribe(["t"], listener=Told(on_revoked=fail))
-    settle(first, share=[2])
+    settle_consumers(first, share=[2])
     second = consume("t")
     with pytest.raises(KafkaError) as raised:
-        settle(first, second, share=[1, 1])
+        settle_consumers(first, second, share=[1, 1])
     assert isinstance(raised.value.__cause__, ZeroDivisionError)
-    settle(first, second, share=[1, 1])
+    settle_consumers(first, second, share=[1, 1])
     first.subscribe(["t"], listener=None)
 
 
@@ -119,7 +119,7 @@ def test_coroutines_as_listeners(cluster, consume):
 
     consumer = consume()
     consumer.subscribe(["t"], listener=Listener())
-    settle(consumer, share=[1])
+    settle_consumers(consumer, share=[1])
     consumer.unsubscribe()
     assert told == [("assigned", {P0}), ("revoked", {P0})]
     assert consumer.assignment() == set() and consumer.subscription() is None
@@ -157,10 +157,10 @@ def test_a_listener_may_close_or_unsubscribe_the_consumer(event, ends, cluster, 
     leaving.subscribe(["t"], listener=Ending())
     others = 0
     if event != "assigned":
-        settle(leaving, share=[2])
+        settle_consumers(leaving, share=[2])
     if event == "revoked":
         other, others = consume("t"), 1
-        settle(leaving, other, until=lambda: not leaving.assignment())
+        settle_consumers(leaving, other, until=lambda: not leaving.assignment())
     else:
         if event == "lost":
             leaving._polling.group.member.leave()  # as after max_poll_interval_ms without a poll
@@ -173,14 +173,14 @@ def test_a_member_that_does_not_poll_leaves_and_rejoins(cluster, log, consume):
     told = Told()
     idle = consume(max_poll_interval_ms=60_000, heartbeat_interval_ms=50)
     idle.subscribe(["t"], listener=told)
-    settle(idle, share=[2])
+    settle_consumers(idle, share=[2])
     idle._polling.group._polled_s -= 61  # as if this time had passed
     other = consume("t")
-    settle(other, share=[2])
+    settle_consumers(other, share=[2])
     with pytest.raises(CommitFailedError):
         idle.commit({P0: OffsetAndMetadata(0, "", -1)})
     assert told.events == [("assigned", {P0, P1})]
-    settle(idle, other, share=[1, 1])
+    settle_consumers(idle, other, share=[1, 1])
     assert told.events[1] == ("lost", {P0, P1})
 
 
@@ -190,12 +190,12 @@ def test_a_member_whose_session_ended_loses_all_partitions(commits, cluster, log
     told = Told()
     frozen = consume(enable_auto_commit=False)
     frozen.subscribe(["t"], listener=told)
-    settle(frozen, share=[1])
+    settle_consumers(frozen, share=[1])
     frozen._background._heartbeat = lambda: None  # a stopped process sends no heartbeat
     cluster.store.transact(lambda connection: connection.execute(group_member.update().values(until_ms=0)))
     frozen._polling.group._alive_s = -math.inf  # and when it continues, its session has ended by its own clock too
     other = consume("t")
-    settle(other, share=[1])
+    settle_consumers(other, share=[1])
     if commits:
         with pytest.raises(CommitFailedError):
             frozen.commit({P0: OffsetAndMetadata(0, "", -1)})
@@ -211,14 +211,14 @@ def test_a_static_member_gets_its_partitions_again(cluster, log, consume):
     stays = consume()
     stays.subscribe(["t"], listener=told)
     static = consume("t", group_instance_id="one")
-    settle(stays, static, share=[1, 1])
+    settle_consumers(stays, static, share=[1, 1])
     mine = static.assignment()
     events = list(told.events)
     static.close()
     for _ in range(10):
         stays.poll(30)
     again = consume("t", group_instance_id="one")
-    settle(stays, again, share=[1, 1])
+    settle_consumers(stays, again, share=[1, 1])
     assert again.assignment() == mine
     assert told.events == events
 
@@ -228,11 +228,11 @@ def test_a_pattern_follows_topics_within_the_group(cluster, log, consume):
     make(cluster, "orders-a", 1)
     consumer = consume()
     consumer.subscribe(pattern="^orders-")
-    settle(consumer, share=[1])
+    settle_consumers(consumer, share=[1])
     make(cluster, "orders-b", 2)
-    settle(consumer, share=[3])
+    settle_consumers(consumer, share=[3])
     delete_topic(cluster, "orders-a")
-    settle(consumer, share=[2], until=lambda: consumer.subscription() == {"orders-b"})
+    settle_consumers(consumer, share=[2], until=lambda: consumer.subscription() == {"orders-b"})
 
 
 @pytest.mark.on_sqlite
@@ -245,7 +245,7 @@ def test_members_beyond_the_partitions_are_idle_and_group_metadata_names_the_mem
         known = [member.group_metadata() for member in members]
         return {one.state for one in known} == {"<stable>"} and len({one.generation_id for one in known}) == 1
 
-    settle(*members, share=[0, 0, 1], until=stable)
+    settle_consumers(*members, share=[0, 0, 1], until=stable)
     metadata = members[0].group_metadata()
     assert metadata.group_id == "g" and metadata.member_id and metadata.generation_id > 0
 
@@ -262,5 +262,5 @@ def test_a_listener_may_seek_in_assigned_partitions(cluster, log, consume):
 
     consumer = consume()
     consumer.subscribe(["t"], listener=Seeking())
-    [seen] = settle(consumer, until=lambda: (consumer.assignment() and consumer.position(P0)) == 5)
+    [seen] = settle_consumers(consumer, until=lambda: (consumer.assignment() and consumer.position(P0)) == 5)
     assert seen == ["0/3", "0/4"]

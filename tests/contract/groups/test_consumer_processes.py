@@ -12,8 +12,7 @@ from spark_log import Consumer
 from spark_log.facts.groups import describe_groups
 from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.metadata.tables import group_member
-from tests.support.group_members import move_session_end
-from tests.support.polling import settle
+from tests.support.group_members import move_session_end, settle_consumers
 from tests.support.python_process import PythonProcess, output_of
 from tests.support.stores import change
 from tests.support.topics import fill, make
@@ -97,15 +96,15 @@ def test_a_killed_consumer_skips_nothing_and_repeats_only_uncommitted_records(cl
 def test_the_remaining_member_takes_over_from_a_killed_one(cluster, log, cluster_address, consume):
     make(cluster, "t", 2)
     stays = consume("t")
-    settle(stays, share=[2])
+    settle_consumers(stays, share=[2])
     with numbered_consumer(cluster_address, 1) as process:
-        settle(stays, share=[1])
+        settle_consumers(stays, share=[1])
         process.kill()
     [killed] = {member.member_id for member in members(cluster)} - {stays.group_metadata().member_id}
     move_session_end(cluster.store, killed, 0)
-    settle(stays, share=[2])
+    settle_consumers(stays, share=[2])
     fill(log, "t", [2, 2])
-    [seen] = settle(stays, until=lambda: all((stays.position(name) or 0) >= 2 for name in (P0, P1)))
+    [seen] = settle_consumers(stays, until=lambda: all((stays.position(name) or 0) >= 2 for name in (P0, P1)))
     assert sorted(seen) == ["0/0", "0/1", "1/0", "1/1"]
 
 
@@ -118,8 +117,8 @@ def test_the_background_thread_ends_with_its_consumer(cluster, cluster_address):
     make(cluster, "t", 1)
     closed = Consumer("t", cluster=cluster_address, group_id="closed")
     dropped = Consumer("t", cluster=cluster_address, group_id="dropped")
-    settle(closed, share=[1])
-    settle(dropped, share=[1])
+    settle_consumers(closed, share=[1])
+    settle_consumers(dropped, share=[1])
     assert len(threads_of("closed")) == len(threads_of("dropped")) == 1
     closed.close()
     assert threads_of("closed") == []

@@ -15,12 +15,12 @@ from spark_log.groups.committed_offsets import commit_offsets
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.rules import AcknowledgeType
 from spark_log.ids import TopicPartition
-from tests.support.alerts import samples
 from tests.support.classic_members import ClassicMember, WorkerMember
 from tests.support.console import running_console
 from tests.support.consumer_members import ConsumerMember, topic_ids
 from tests.support.gateway_wire import WireConnection
 from tests.support.group_members import Reader, settle
+from tests.support.operations import samples
 from tests.support.server_processes import GatewayProcess
 from tests.support.share_members import ShareMember
 from tests.support.topics import fill, make

@@ -28,9 +28,9 @@ from spark_log.maintenance.upkeep_tasks import clean_up_files
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas.catch_up import catch_up
-from tests.support.maintenance import clean, files, folders_of, named, plant, retired
 from tests.support.records import table
 from tests.support.replicas import bring_back, folder_of, take_away
+from tests.support.resources import clean, files, folders_of, named, plant, retired
 from tests.support.stores import change, scanned_tables, topics_view
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 from tests.support.topics import make_older

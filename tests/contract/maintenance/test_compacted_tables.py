@@ -16,7 +16,7 @@ from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.followers import Followers
 from spark_log.tables import publication
 from spark_log.tables.seen_offsets import listed_above_tail
-from tests.support.maintenance import append_keyed, readable
+from tests.support.compaction_model import append_keyed, readable
 from tests.support.replicas import bring_back, take_away, topic_on
 from tests.support.stores import topics_view
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole

@@ -22,7 +22,7 @@ from spark_log.maintenance.rewrite.rewrite_plan import segments
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.followers import Followers
-from tests.support.maintenance import append_keyed, keyed, readable
+from tests.support.compaction_model import append_keyed, keyed, readable
 from tests.support.python_process import killed_at
 from tests.support.records import NOON_MS
 from tests.support.records import keyed as keyed_rows

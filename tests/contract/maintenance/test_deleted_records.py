@@ -22,10 +22,10 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.replication.replicas.catch_up import catch_up
 from tests.support import topics
-from tests.support.maintenance import everything_fits
 from tests.support.records import read_all, table
 from tests.support.replicas import bring_back, copied_segments, inspect_and_elect, take_away
 from tests.support.stores import change, topics_view
+from tests.support.table_checks import everything_fits
 
 FILES = {"inline.max.bytes": "0"}
 

@@ -20,13 +20,12 @@ from spark_log.metadata.sql_columns import REPLICA
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.replication.replicas.catch_up import catch_up
 from spark_log.tables.table_changes import TopicTable
-from tests.support.maintenance import shape
 from tests.support.python_process import killed_at, output_of
 from tests.support.records import table
 from tests.support.replicas import bring_back, copied_segments, take_away, topic_on
 from tests.support.s3 import also_on_s3
 from tests.support.stores import change, topics_view
-from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole, shape
 from tests.support.topics import append, dense_rows, make
 
 pytestmark = [pytest.mark.delta, pytest.mark.on_sqlite, pytest.mark.on_data_store]

@@ -22,9 +22,9 @@ from spark_log.maintenance.removal.orphans import GRACE_MS, delete_orphans
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
 from spark_log.tables.publication import publish
-from tests.support.maintenance import clean, files, folders_of, named, plant, retired
 from tests.support.records import read_all, table
 from tests.support.replicas import folder_of
+from tests.support.resources import clean, files, folders_of, named, plant, retired
 from tests.support.stores import change, topics_view
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
 

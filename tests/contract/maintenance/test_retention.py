@@ -26,10 +26,10 @@ from spark_log.metadata import tables as t
 from spark_log.metadata.sql_columns import SEGMENT
 from spark_log.replication.controller.topic_operations import alter_configs, create_topic
 from tests.support import topics
-from tests.support.maintenance import everything_fits
 from tests.support.records import read_all, table
 from tests.support.s3 import also_on_s3
 from tests.support.stores import change, topics_view
+from tests.support.table_checks import everything_fits
 from tests.support.topics import tail
 
 FILES = {"inline.max.bytes": "0"}

@@ -17,9 +17,8 @@ from spark_log.metadata.sql_columns import PARTITION, SEGMENT
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.checkpoints import COMMITS_MAX
 from spark_log.tables.publication import delta_tables
-from tests.support.maintenance import shape
 from tests.support.stores import change, topics_view
-from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole
+from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole, shape
 from tests.support.topics import append, dense_rows, make
 from tests.support.waiting import wait_until
 

@@ -20,9 +20,9 @@ from spark_log.errors import (
 from spark_log.metadata import tables as t
 from spark_log.metadata.address import SQLITE_FILE, Address
 from spark_log.metadata.store import Store
-from tests.support.loopback import free_port
 from tests.support.postgres import USER
 from tests.support.postgres_proxy import PostgresProxy
+from tests.support.server_processes import free_port
 
 RETRIED = {
     "connection failure": "08006",

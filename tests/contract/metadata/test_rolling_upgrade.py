@@ -9,7 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from tests.support.failover_load import Acknowledgements, KafkaProducer
-from tests.support.loopback import free_port
+from tests.support.server_processes import free_port
 from tests.support.versions import earlier_version, next_version, previous_version, this_version
 from tests.support.waiting import wait_until
 

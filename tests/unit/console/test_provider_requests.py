@@ -4,7 +4,7 @@ import pytest
 
 from spark_log.console.access.provider import ProviderError, fetch_json
 from spark_log.registry import bounded_requests
-from tests.support.loopback import endless_answer
+from tests.support.server_processes import endless_answer
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from spark_log.errors import InvalidSchemaError, SchemaRegistryError, SchemaRegi
 from spark_log.registry import bounded_requests, references
 from spark_log.registry.external import find_id, find_subject
 from spark_log.registry.schema_types import column_source
-from tests.support.loopback import endless_answer, running_server
+from tests.support.server_processes import endless_answer, running_server
 
 
 class Answers(BaseHTTPRequestHandler):

@@ -17,7 +17,7 @@ from spark_log.errors import (
 from spark_log.facts.groups import describe_groups
 from spark_log.facts.share_groups import describe_share_group
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.polling import take
+from tests.support.share_members import take
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.on_sqlite

@@ -15,8 +15,7 @@ from spark_log.errors import (
 )
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.replication.controller.topic_operations import create_topic, delete_topic
-from tests.support.polling import take
-from tests.support.share_members import move_lock_ends, only_offer
+from tests.support.share_members import move_lock_ends, only_offer, take
 from tests.support.waiting import LIMIT_S
 
 pytestmark = pytest.mark.on_sqlite

@@ -6,7 +6,7 @@ import pytest
 from spark_log.metadata.connections import postgresql_connection
 from spark_log.metadata.connections.answer_watch import AnswerLimit
 from spark_log.metadata.connections.driver_errors import describe_connection_failure
-from tests.support.loopback import free_port
+from tests.support.server_processes import free_port
 
 REFUSED = "Connection refused\n\tIs the server running on that host and accepting TCP/IP connections?"
 
