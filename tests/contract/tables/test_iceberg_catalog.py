@@ -356,17 +356,17 @@ def test_metadata_files_stay_few(cluster, topic, log, monkeypatch):
 @pytest.mark.parametrize("kind", ["rest"], indirect=True)
 def test_a_catalog_that_does_not_answer_delays_nobody(cluster, topic, log, server, monkeypatch):
     publish(cluster, topic)
-    monkeypatch.setattr(catalogs, "ANSWER_S", 0.2)
-    with server.silent():
+    with server.silent(), monkeypatch.context() as patch:
+        patch.setattr(catalogs, "ANSWER_S", 0.2)
         append(log, topic, "a")  # its Delta table is published
         assert_delta_is_the_log(cluster)
         for _ in range(2):
             with pytest.raises(StorageUnavailableError, match="has not answered"):
                 publish(cluster, topic)
-        monkeypatch.setattr(catalogs, "ANSWER_S", 3600.0)
+        patch.setattr(catalogs, "ANSWER_S", 3600.0)
         with pytest.raises(StorageUnavailableError, match="has not answered"):
             publish(cluster, topic)  # it is not asked again
-        monkeypatch.setattr(catalogs, "ANSWER_S", 0.2)
+        patch.setattr(catalogs, "ANSWER_S", 0.2)
         catalogs._silent_until_s.clear()  # a minute later the first call still waits for its answer
         with pytest.raises(StorageUnavailableError, match="has not answered"):
             publish(cluster, topic)
@@ -384,8 +384,8 @@ def test_only_one_task_of_a_coordinator_waits_for_a_catalog(cluster, log, server
     topic = make(cluster, "t", 1, **{**CONFIGS, "delta_max_lag_ms": "1000", "inline_max_bytes": "100"})
     append(log, topic, "a")
     make_older(cluster, 600_000)
-    monkeypatch.setattr(catalogs, "ANSWER_S", 0.2)
-    with server.silent():
+    with server.silent(), monkeypatch.context() as patch:
+        patch.setattr(catalogs, "ANSWER_S", 0.2)
         assert tasks["maintenance: seal"].run(context) != [], "its tail"
         assert tasks["maintenance: seal"].run(context) == []
         try_maintain_logs(cluster, topic, catalogs=False)
