@@ -334,10 +334,9 @@ def _partitions(
 
 
 def _group_partitions(connection: sa.Connection, now_ms: int, commits: sa.FromClause) -> Iterator[GroupPartitionFacts]:
-    """Yield every committed offset. The next record to read was appended at the time of its blob. In a file, this time
-    is interpolated by the records' timestamps. Clients may set these to any time, so it is limited to the time between
-    the last append of the segment before (or the creation of the topic) and that of this file. `commits` has the
-    columns of table group_offset.
+    """Yield every committed offset. The next record was appended at the time of its blob. In a file, this time follows
+    from the timestamps, which clients may set, but lies between the last append of the segment before (or the creation
+    of the topic) and that of this file. `commits` has the columns of table group_offset.
     """
     commit = commits.c
     here = (SEGMENT.topic_id == commit.topic_id) & (SEGMENT.partition == commit.partition)
