@@ -28,11 +28,12 @@ _POSTGRESQL_VERSION_MIN = 14
 
 def check_server(connection: sa.Connection) -> None:
     """Raise UnsupportedVersionError if the server is an older PostgreSQL than spark-log needs."""
-    version = connection.dialect.server_version_info
-    if connection.dialect.name == "postgresql" and version and version[0] < _POSTGRESQL_VERSION_MIN:
-        raise UnsupportedVersionError(
-            f"the server is PostgreSQL {version[0]}: spark-log needs {_POSTGRESQL_VERSION_MIN} or later"
-        )
+    if connection.dialect.name == "postgresql":
+        version = int((connection.dialect.server_version_info or (0,))[0])
+        if version < _POSTGRESQL_VERSION_MIN:
+            raise UnsupportedVersionError(
+                f"the server is PostgreSQL {version}: spark-log needs {_POSTGRESQL_VERSION_MIN} or later"
+            )
 
 
 def revision_of(connection: sa.Connection) -> str | None:
