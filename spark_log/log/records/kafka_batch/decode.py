@@ -7,11 +7,11 @@ fields. If there are few records, they are decoded one by one, which is faster t
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -27,6 +27,13 @@ from spark_log.log.records.kafka_batch.header import (
     BatchHeader,
     read_header,
 )
+from spark_log.log.records.kafka_batch.record_headers import (
+    NO_HEADERS,
+    Flags,
+    check_keys,
+    read_bytes,
+    read_headers,
+)
 from spark_log.log.records.kafka_batch.varint import WINDOW, Longs, Varints, read_varint
 from spark_log.log.records.record_limits import HEADERS_PER_RECORD_MAX
 from spark_log.log.records.schema import HEADER, HEADERS, MICROSECONDS_PER_MILLISECOND, RECORD_SCHEMA, TimestampType
@@ -35,16 +42,16 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
-Flags = npt.NDArray[np.bool_]
 
 RECORDS_MAX = 1_000_000
-FEW = 32
-"""Batches with at most this number of records in total are decoded record by record."""
+HEADERS_MAX = 1_000_000
+"""The limit of headers of all records. An empty header has two bytes, and takes fifty times as much to be decoded."""
+FEW, _FEW_BYTES = 32, 64 * 1024
+"""Batches with at most this number of records in total are decoded record by record, unless headers could be many."""
 _BODY_BYTES_MAX = 1 << 30
 """The number of bytes that are decoded together. It is limited because Arrow's positions in them are int32."""
 _TIMESTAMP_MS_MAX = np.iinfo(np.int64).max // MICROSECONDS_PER_MILLISECOND
 _BASE_TIMESTAMP_MS_MAX = 1 << 62
-_FEW_HEADERS = 8
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,7 @@ class DecodingLimits:
 
     decompressed_bytes_max: int = DECOMPRESSED_BYTES_MAX
     records_max: int = RECORDS_MAX
+    headers_max: int = HEADERS_MAX
 
 
 def decode(
@@ -97,7 +105,8 @@ def decode(
         except Exception as error:
             results[number] = _refusal(error)
     for group in _groups(bodies):
-        for body, outcome in zip(group, each_alone(_decode_together, group), strict=True):
+        decode_group = partial(_decode_together, headers_max=limits.headers_max)
+        for body, outcome in zip(group, each_alone(decode_group, group), strict=True):
             results[body.number] = outcome if isinstance(outcome, SparkLogError) else DecodedBatch(body.header, outcome)
     return [each for each in results if each is not None]
 
@@ -157,8 +166,9 @@ def _groups(bodies: Sequence[_Body]) -> list[list[_Body]]:
     return groups
 
 
-def _decode_together(bodies: Sequence[_Body]) -> list[pa.Table | SparkLogError]:
-    if sum(body.header.record_count for body in bodies) <= FEW:
+def _decode_together(bodies: Sequence[_Body], headers_max: int) -> list[pa.Table | SparkLogError]:
+    few_bytes = sum(len(body.data) for body in bodies) <= _FEW_BYTES
+    if few_bytes and sum(body.header.record_count for body in bodies) <= FEW:
         return decode_few([(body.data, body.header) for body in bodies])
     data = b"".join([*(body.data for body in bodies), bytes(WINDOW)])
     ends_of_bodies = list(accumulate(len(body.data) for body in bodies))
@@ -183,9 +193,32 @@ def _decode_together(bodies: Sequence[_Body]) -> list[pa.Table | SparkLogError]:
     times = np.clip(bases, -_BASE_TIMESTAMP_MS_MAX, _BASE_TIMESTAMP_MS_MAX)[batch_of] + fields.timestamp_deltas
     bad |= np.abs(times) > _TIMESTAMP_MS_MAX
     good[batch_of[bad]] = False
-    _check_header_keys(fields, batch_of, good)
+    too_many = _with_too_many_headers(fields.header_counts, batch_of, good, headers_max)
+    bad = fields.read_headers(good[batch_of])
+    good[batch_of[bad]] = False
+    check_keys(fields.headers.of(good[batch_of]), fields.data, batch_of, good)
     keep = np.flatnonzero(good[batch_of])
-    return _tables(fields, keep, times, np.where(good, counts, 0), good)
+    tables = _tables(fields, keep, times, np.where(good, counts, 0), good)
+    for number in too_many:
+        tables[number] = MessageSizeTooLargeError(f"records of a request have more than {headers_max} headers together")
+    return tables
+
+
+def _with_too_many_headers(counts: Longs, batch_of: Longs, good: Flags, headers_max: int) -> list[int]:
+    """Return the numbers of good batches whose headers exceed the limit together with those of the batches before. Set
+    `good` to False for them.
+    """
+    too_many = []
+    left = headers_max
+    for number, count in enumerate(np.bincount(batch_of, counts, minlength=len(good)).tolist()):
+        if not good[number]:
+            continue
+        if count > left:
+            too_many.append(number)
+            good[number] = False
+        else:
+            left -= count
+    return too_many
 
 
 def _boundaries(data: bytes, at: int, end: int, count: int, starts: list[int], ends: list[int]) -> bool:
@@ -225,90 +258,19 @@ class _Fields:
         at = starts + 1  # after the attributes of the record, which Kafka does not use
         self.timestamp_deltas, at = self._varints.read(at, self.bad)
         self.offset_deltas, at = self._varints.read(at, self.bad)
-        self.key_starts, self.key_ends, self.key_is_null, at = self._bytes(at, ends, self.bad)
-        self.value_starts, self.value_ends, self.value_is_null, at = self._bytes(at, ends, self.bad)
+        self.key_starts, self.key_ends, self.key_is_null, at = read_bytes(self._varints, at, ends, self.bad)
+        self.value_starts, self.value_ends, self.value_is_null, at = read_bytes(self._varints, at, ends, self.bad)
         self.header_counts, at = self._varints.read(at, self.bad)
         self.bad |= (self.header_counts < 0) | (self.header_counts > HEADERS_PER_RECORD_MAX)
         self.header_counts[self.bad] = 0
-        self.headers = self._headers(at, ends)
+        self._headers_at, self._ends = at, ends
+        self.headers = NO_HEADERS
 
-    def _bytes(self, at: Longs, ends: Longs, bad: Flags) -> tuple[Longs, Longs, Flags, Longs]:
-        """Read a length and that number of bytes at each position; the length is -1 for null. Return the starts, the
-        ends, flags for null, and the positions after the bytes.
-        """
-        sizes, starts = self._varints.read(at, bad)
-        bad |= (sizes < -1) | (sizes > ends - starts)
-        sizes = np.where(bad, 0, sizes)
-        is_null = sizes == -1
-        after = starts + np.maximum(sizes, 0)
-        return starts, after, is_null, after
-
-    def _headers(self, at: Longs, ends: Longs) -> "_Headers":
-        """Read the first header of all records, then the second, and so on. When at most _FEW_HEADERS records have more
-        headers, read these one by one.
-        """
-        rows = np.flatnonzero(self.header_counts)
-        at = at.copy()
-        parts: list[tuple[Longs, ...]] = [(np.empty(0, np.int64),) * 6]
-        number = 0
-        while len(rows) > _FEW_HEADERS:
-            bad = self.bad[rows]
-            key_starts, key_ends, no_key, here = self._bytes(at[rows], ends[rows], bad)
-            bad |= no_key
-            value_starts, value_ends, no_value, here = self._bytes(here, ends[rows], bad)
-            parts.append((rows, key_starts, key_ends, value_starts, value_ends, no_value.astype(np.int64)))
-            at[rows] = here
-            self.bad[rows] |= bad
-            number += 1
-            rows = rows[(self.header_counts[rows] > number) & ~bad]
-        for row in rows.tolist():
-            found, at[row] = self._headers_of(row, int(at[row]), int(ends[row]), int(self.header_counts[row]) - number)
-            if found:
-                parts.append(tuple(np.array(each, np.int64) for each in zip(*found, strict=True)))
-        self.bad |= at != ends
-        return _Headers(
-            *(np.concatenate([part[i] for part in parts]) if parts else np.empty(0, np.int64) for i in range(6))
-        )
-
-    def _headers_of(self, row: int, at: int, end: int, count: int) -> tuple[list[tuple[int, ...]], int]:
-        """Return `count` headers of one record, and the position after them, -1 if they are malformed."""
-        headers: list[tuple[int, ...]] = []
-        try:
-            for _ in range(count):
-                key_size, key_start = read_varint(self.data, at, end)
-                if not 0 <= key_size <= end - key_start:
-                    return [], -1
-                key_end = key_start + key_size
-                value_size, value_start = read_varint(self.data, key_end, end)
-                if not -1 <= value_size <= end - value_start:
-                    return [], -1
-                at = value_start + max(value_size, 0)
-                headers.append((row, key_start, key_end, value_start, at, int(value_size == -1)))
-        except ValueError:
-            return [], -1
-        return headers, at
-
-
-@dataclass(frozen=True)
-class _Headers:
-    """All headers, in no particular order: the record of each, and the positions of its key and its value."""
-
-    rows: Longs
-    key_starts: Longs
-    key_ends: Longs
-    value_starts: Longs
-    value_ends: Longs
-    value_is_null: Longs
-
-    def of(self, records: Flags) -> "_Headers":
-        """Return the headers of the marked records, in the order of the data."""
-        where = np.flatnonzero(records[self.rows])
-        where = where[np.argsort(self.key_starts[where], kind="stable")]
-        return _Headers(*(each[where] for each in vars(self).values()))
-
-    def keys(self, data: bytes) -> pa.StringArray:
-        """Return the keys of headers that are in the order of the data. Raise ArrowInvalid if one is not UTF-8."""
-        return slices(pa.py_buffer(data), self.key_starts, self.key_ends).cast(pa.string())
+    def read_headers(self, rows: Flags) -> Flags:
+        """Read the headers of the records that `rows` marks. Return a mark for each record with malformed headers."""
+        self.header_counts[~rows] = 0
+        self.headers, bad = read_headers(self.data, self._varints, self._headers_at, self._ends, self.header_counts)
+        return bad & rows
 
 
 def _tables(
@@ -333,19 +295,6 @@ def _tables(
         begin += count
         tables.append(part if is_good else InvalidRecordError("a malformed record"))
     return tables
-
-
-def _check_header_keys(fields: _Fields, batch_of: Longs, good: Flags) -> None:
-    """Set `good` to False for each batch with a header key that is not UTF-8."""
-    headers = fields.headers.of(good[batch_of])
-    try:
-        headers.keys(fields.data)
-    except pa.ArrowInvalid:
-        for number in np.unique(batch_of[headers.rows]).tolist():
-            try:
-                headers.of(batch_of == number).keys(fields.data)
-            except pa.ArrowInvalid:
-                good[number] = False
 
 
 def _header_lists(fields: _Fields, keep: Longs) -> pa.Array:

@@ -6,14 +6,16 @@ both, whatever its neighbours are, and a damaged neighbour must not change it.
 
 import random
 import struct
+import time
+import tracemalloc
 
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_log.errors import InvalidRecordError, SparkLogError
-from spark_log.log.records.kafka_batch.decode import FEW, DecodedBatch, decode, each_alone
+from spark_log.errors import InvalidRecordError, MessageSizeTooLargeError, SparkLogError
+from spark_log.log.records.kafka_batch.decode import FEW, DecodedBatch, DecodingLimits, decode, each_alone
 from spark_log.log.records.kafka_batch.encode import encode
 from spark_log.log.records.kafka_batch.few_records import decode_few
 from spark_log.log.records.kafka_batch.header import HEADER_BYTES, read_header
@@ -167,6 +169,39 @@ def test_a_header_key_must_be_utf_8():
         for count in COUNTS[:3]:
             bodies = [*(record(number) for number in range(count - 1)), record(count - 1, 0, header)]
             assert_as_the_model([with_checksum(batch_of(count)[:HEADER_BYTES] + b"".join(bodies))])
+
+
+def with_headers(records, headers):
+    """A batch whose records have these headers, encoded."""
+    bodies = b"".join(record(number, 0, headers) for number in range(records))
+    return with_checksum(batch_of(records)[:HEADER_BYTES] + bodies)
+
+
+def test_a_wrong_header_key_costs_no_more_time_among_many_batches():
+    good, wrong = with_headers(40, varint(1) + b"\0\x01"), with_headers(40, varint(1) + b"\x02\xff\x01")
+
+    def cpu_s(batches):
+        began_s = time.thread_time()
+        found = decode(batches)
+        assert sum(isinstance(each, InvalidRecordError) for each in found) == batches.count(wrong)
+        return time.thread_time() - began_s
+
+    cpu_s([good, good])
+    assert cpu_s([*[good] * 2_000, wrong]) < 3 * cpu_s([good] * 2_001)
+
+
+def test_headers_of_a_request_are_limited_because_they_take_more_memory_than_their_bytes():
+    batch = with_headers(50, varint(10_000) + b"\0\x01" * 10_000)
+    small = with_headers(1_000, varint(2) + b"\0\x01" * 2)
+    tracemalloc.start()
+    first, second, third, last = decode([batch, batch, batch, small], DecodingLimits(headers_max=1_002_000))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert [type(each) for each in (first, second, last)] == [DecodedBatch] * 3
+    assert isinstance(third, MessageSizeTooLargeError)
+    assert "1002000 headers" in str(third)
+    assert peak < 200_000_000
+    assert isinstance(decode([batch] * 3)[2], MessageSizeTooLargeError)
 
 
 def test_an_unexpected_failure_is_the_outcome_of_its_batch_alone():
