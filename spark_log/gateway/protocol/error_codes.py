@@ -1,6 +1,7 @@
 """Maps the errors of spark-log to Kafka's error codes and to the texts that clients get."""
 
 import logging
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -83,9 +84,10 @@ INTERNAL: dict[str, str] = {
 }
 """Texts for clients, by names of errors whose own texts may name paths, servers or SQL. The own texts are logged."""
 _ANY_OTHER = "the server has failed"
-_LOGGED_EVERY_S, _LOGGED_MAX = 1.0, 100
+_LOGGED_EVERY_S, _LOGGED_MAX = 1.0, 10
 _logged_s: dict[str, float] = {}
-"""The time at which each text was last logged."""
+"""The time at which each text of the last second was logged."""
+_logged_lock = threading.Lock()
 
 SERVER_FAULTS = frozenset({
     "SparkLogError", "RetriableError", "FatalError", "ClusterNotFoundError", "ClusterAlreadyExistsError",
@@ -160,11 +162,15 @@ def client_message(error: BaseException) -> str:
 
 
 def log_failed(error: BaseException) -> None:
-    """Log the error of a request, at most once a second."""
-    text = f"{type(error).__name__}: {redact(str(error)[:_LOGGED_LENGTH_MAX])}"
+    """Log the error of a request, at most once a second, and at most ten of all errors in a second: their texts may
+    quote what clients send.
+    """
+    text = f"{type(error).__name__}: {str(error)[:_LOGGED_LENGTH_MAX]}"[:_LOGGED_LENGTH_MAX]
     now_s = clock.monotonic_s()
-    if now_s - _logged_s.get(text, -_LOGGED_EVERY_S) >= _LOGGED_EVERY_S:
-        if len(_logged_s) >= _LOGGED_MAX:
-            _logged_s.clear()
+    with _logged_lock:
+        for old in [each for each, logged_s in _logged_s.items() if now_s - logged_s >= _LOGGED_EVERY_S]:
+            del _logged_s[old]
+        if text in _logged_s or len(_logged_s) >= _LOGGED_MAX:
+            return
         _logged_s[text] = now_s
-        logger.warning("a request has failed: %s", text)
+    logger.warning("a request has failed: %s", redact(text))

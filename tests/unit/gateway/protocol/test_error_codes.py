@@ -103,6 +103,13 @@ TOLD = {
     "InvalidRecordStateError",
 }  # fmt: skip
 """Errors about the request of a client: it is told their text."""
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_logged_before(monkeypatch):
+    monkeypatch.setattr(error_codes, "_logged_s", {})
+
+
 DETAILS = ("/srv/log/secret.parquet", "SELECT topic.name", "db.internal:5432", "10.1.2.3")
 
 
@@ -117,6 +124,17 @@ def test_a_client_is_told_what_is_wrong_with_its_request_and_nothing_of_the_serv
     assert text and [each for each in DETAILS if each in text] == ([*DETAILS] if kind.__name__ in TOLD else [])
     if kind.__name__ not in TOLD:
         assert all(each in caplog.text for each in DETAILS), "the log has the whole"
+
+
+def test_the_log_has_few_of_the_errors_that_a_client_can_cause_in_a_second(caplog, monkeypatch):
+    now_s = 100.0
+    monkeypatch.setattr(error_codes.clock, "monotonic_s", lambda: now_s)
+    for number in range(1_000):
+        client_message(errors.CorruptRecordError(f"a record batch says that it has {number} bytes"))
+    assert len(caplog.records) == 10
+    now_s += 1
+    client_message(errors.CorruptRecordError("a record batch says that it has 0 bytes"))
+    assert len(caplog.records) == 11
 
 
 @pytest.mark.parametrize("error", [OSError(2, "No such file", "/srv/log"), RuntimeError("/srv/log")])
