@@ -7,16 +7,16 @@ limits the transactions. The clients take turns. The batches of data stores are 
 import asyncio
 import logging
 import threading
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import partial
 
 from spark_log import clock
 from spark_log.cluster.topics import Topic
 from spark_log.errors import SparkLogError, TopicMovedError, UnknownTopicOrPartitionError
 from spark_log.gateway.counters import Counters
+from spark_log.gateway.records.append_queue import Queue, Request, unchecked_together
 from spark_log.gateway.records.batch_checks import Accepted, Checked, Outcome, SentBatch, check_batches
 from spark_log.gateway.records.topic_cache import TopicCache
 from spark_log.gateway.topic_stores import StoreSilentError, TopicStores
@@ -29,113 +29,20 @@ from spark_log.log.append.rules import (
 )
 from spark_log.log.log import Log
 from spark_log.log.records.kafka_batch.decode import DecodingLimits
-from spark_log.log.records.kafka_batch.header import claimed_records
 
 logger = logging.getLogger(__name__)
 
-_BYTES_TOGETHER_MAX, _RECORDS_TOGETHER_MAX, _BATCHES_TOGETHER_MAX = 64 * 1024 * 1024, 500_000, 500
-"""The limits of one transaction, unless a single request has more."""
 _TIMEOUT_MS = 30_000
+_CHECKS_S_MAX = 0.1
+"""How long batches are checked for one transaction. Clients choose what a check costs."""
 _SILENT_S = 3.0
 """How long batches wait for a data store. The answers to later requests of their connection wait behind them."""
-
-
-@dataclass(frozen=True)
-class _Request:
-    client: str
-    connection: str
-    batches: Sequence[SentBatch | Checked]
-    acks: Acks
-    transactional_id: str | None
-    done: "asyncio.Future[list[Outcome]]"
-
-    def may_join(self, other: "_Request") -> bool:
-        """Whether both may be in one transaction of the store."""
-        return self.acks == other.acks and (self.transactional_id is None) == (other.transactional_id is None)
-
-    @property
-    def bytes(self) -> int:
-        return sum(_bytes(batch) for batch in self.batches)
-
-    @property
-    def records(self) -> int:
-        return sum(_records(batch) for batch in self.batches)
-
-
-def _bytes(batch: SentBatch | Checked) -> int:
-    if isinstance(batch, SentBatch):
-        return len(batch.data)
-    return batch.records.table.nbytes if isinstance(batch, Accepted) else 0
-
-
-def _records(batch: SentBatch | Checked) -> int:
-    if isinstance(batch, SentBatch):
-        return claimed_records(batch.data)
-    return batch.records.table.num_rows if isinstance(batch, Accepted) else 0
-
-
-class _Queue:
-    """Orders the waiting requests. A transaction takes one request of each client, then a second one of each, and so
-    on. In the next transaction these clients come after all others. The requests of a connection keep their order.
-    """
-
-    def __init__(self) -> None:
-        self._clients: OrderedDict[str, list[_Request]] = OrderedDict()
-
-    def __bool__(self) -> bool:
-        return bool(self._clients)
-
-    def put(self, request: _Request) -> None:
-        self._clients.setdefault(request.client, []).append(request)
-
-    def take(self) -> list[_Request]:
-        """Remove and return the requests of the next transaction."""
-        [first, *_] = next(iter(self._clients.values()))
-        turns = {client: _that_may_join(first, requests) for client, requests in self._clients.items()}
-        taken = list(_within_limits(_one_of_each(turns)))
-        appended = set(map(id, taken))
-        for client in dict.fromkeys(request.client for request in taken):
-            left = [request for request in self._clients.pop(client) if id(request) not in appended]
-            if left:
-                self._clients[client] = left
-        return taken
-
-
-def _that_may_join(first: _Request, requests: Sequence[_Request]) -> Iterator[_Request]:
-    """Yield the requests that may share a transaction with `first` without overtaking others of their connection."""
-    overtaken: set[str] = set()
-    for request in requests:
-        if request.connection in overtaken or not request.may_join(first):
-            overtaken.add(request.connection)
-        else:
-            yield request
-
-
-def _one_of_each(turns: dict[str, Iterator[_Request]]) -> Iterator[_Request]:
-    while turns:
-        for client, requests in list(turns.items()):
-            request = next(requests, None)
-            if request is None:
-                del turns[client]
-            else:
-                yield request
-
-
-def _within_limits(requests: Iterator[_Request]) -> Iterator[_Request]:
-    """Yield the first request, and the next ones up to the limits of a transaction."""
-    size = records = batches = 0
-    for number, request in enumerate(requests):
-        size, records, batches = size + request.bytes, records + request.records, batches + len(request.batches)
-        too_many = records > _RECORDS_TOGETHER_MAX or batches > _BATCHES_TOGETHER_MAX
-        if number and (size > _BYTES_TOGETHER_MAX or too_many):
-            return
-        yield request
 
 
 class _Outcomes:
     """The outcomes of one transaction's requests, whose batches may be in several stores. Used by the event loop."""
 
-    def __init__(self, requests: Sequence[_Request]) -> None:
+    def __init__(self, requests: Sequence[Request]) -> None:
         self._requests = requests
         self._outcomes: list[Outcome | None] = [None for request in requests for _ in request.batches]
 
@@ -175,7 +82,7 @@ class Appender(threading.Thread):
         self._began_s: float | None = None
         self._provisional_offsets = provisional_offsets
         self._changed = threading.Condition()
-        self._queue = _Queue()
+        self._queue = Queue()
         self._closing = False
 
     def check(self, batches: Sequence[SentBatch], limits: DecodingLimits) -> list[Checked]:
@@ -197,7 +104,7 @@ class Appender(threading.Thread):
         With a transactional id the batches become pending in its open transaction.
         """
         done = self._loop.create_future()
-        request = _Request(client, connection, batches, acks, transactional_id, done)
+        request = Request(client, connection, batches, acks, transactional_id, done)
         with self._changed:
             self._queue.put(request)
             self._changed.notify()
@@ -213,7 +120,7 @@ class Appender(threading.Thread):
         try:
             while requests := self._take():
                 self._began_s = clock.monotonic_s()
-                self._append(requests)
+                self._append(self._checked(requests))
                 self._began_s = None
         finally:
             if self._store_id == HOME:
@@ -224,7 +131,7 @@ class Appender(threading.Thread):
                     appender.join(_SILENT_S)
                 self._log.close()
 
-    def _take(self) -> list[_Request]:
+    def _take(self) -> list[Request]:
         """Wait for the requests of the next transaction of the store. Return an empty list when the appender ends."""
         while True:
             with self._changed:
@@ -236,14 +143,13 @@ class Appender(threading.Thread):
             if requests or not taken:
                 return requests
 
-    def _append(self, requests: Sequence[_Request]) -> None:
-        batches = [batch for request in requests for batch in request.batches]
+    def _append(self, requests: Sequence[Request]) -> None:
+        checked = [batch for request in requests for batch in request.batches if not isinstance(batch, SentBatch)]
         counters, began_s = self._counters, clock.monotonic_s()
         answers = _Outcomes(requests)
-        numbers: Sequence[int] = range(len(batches))
+        numbers: Sequence[int] = range(len(checked))
         names = [request.transactional_id for request in requests for _ in request.batches]
         try:
-            checked = self._checked(batches)
             numbers = self._hand_over(checked, names, requests[0].acks, answers)
             own = [checked[number] for number in numbers]
             if requests[0].transactional_id is None:
@@ -251,9 +157,7 @@ class Appender(threading.Thread):
             else:
                 outcomes = self._registered(own, [names[number] or "" for number in numbers])
         except Exception as error:
-            counters.failed_appends += 1
-            if not isinstance(error, SparkLogError):
-                logger.exception("an append failed")
+            self._note_failure(error)
             outcomes = [Outcome(error)] * len(numbers)
         counters.appends += 1
         counters.append_seconds += clock.monotonic_s() - began_s
@@ -333,10 +237,42 @@ class Appender(threading.Thread):
         appended = self._log.append_each(batches, acks=acks, timeout_ms=_TIMEOUT_MS) if accepted else ()
         return self._outcomes(checked, appended)
 
-    def _checked(self, batches: Sequence[SentBatch | Checked]) -> list[Checked]:
-        """Check the batches that are not checked yet, and return all in their order."""
-        checked = iter(self.check([batch for batch in batches if isinstance(batch, SentBatch)], DecodingLimits()))
-        return [next(checked) if isinstance(batch, SentBatch) else batch for batch in batches]
+    def _checked(self, requests: Sequence[Request]) -> list[Request]:
+        """Check the batches of the requests that are not checked yet. If that takes long, put the last requests back
+        into the queue, and return the others.
+        """
+        checked: list[Request] = []
+        began_s = clock.monotonic_s()
+        for together in unchecked_together(requests):
+            if checked and clock.monotonic_s() - began_s > _CHECKS_S_MAX:
+                with self._changed:
+                    self._queue.put_back(requests[len(checked) :])
+                break
+            try:
+                checked += self._checked_together(together)
+            except Exception as error:
+                self._note_failure(error)
+                of_store = isinstance(error, SparkLogError)  # the other checks would wait for the store, too
+                failed = requests[len(checked) :] if of_store else together
+                checked += [replace(each, batches=[Outcome(error)] * len(each.batches)) for each in failed]
+                if of_store:
+                    break
+        return checked
+
+    def _checked_together(self, requests: Sequence[Request]) -> list[Request]:
+        batches = [each for request in requests for each in request.batches if isinstance(each, SentBatch)]
+        outcomes = iter(self.check(batches, DecodingLimits()) if batches else ())
+        return [
+            replace(
+                request, batches=[next(outcomes) if isinstance(each, SentBatch) else each for each in request.batches]
+            )
+            for request in requests
+        ]
+
+    def _note_failure(self, error: Exception) -> None:
+        self._counters.failed_appends += 1
+        if not isinstance(error, SparkLogError):
+            logger.error("an append failed", exc_info=error)
 
     def _registered(self, checked: Sequence[Checked], names: Sequence[str]) -> list[Outcome]:
         """Make the batches of transactions pending, and return their outcomes. Batches get final offsets at the commit.

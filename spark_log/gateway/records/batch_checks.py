@@ -5,8 +5,9 @@ decompressed size of all batches of a request is limited.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, islice
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ from spark_log.log.records.schema import TimestampType, normalise, stamp
 
 logger = logging.getLogger(__name__)
 
-_LIGHT_BATCHES, _LIGHT_BYTES, _LIGHT_RECORDS = 100, 2 * 1024 * 1024, 50_000
+_LIGHT_BATCHES, _LIGHT_BYTES, _LIGHT_RECORDS = 100, 256 * 1024, 50_000
 
 _RATIOS: Mapping[int, int] = {
     CompressionType.NONE: 2, CompressionType.GZIP: 1032, CompressionType.SNAPPY: 64, CompressionType.LZ4: 255,
@@ -43,8 +44,8 @@ _RATIOS: Mapping[int, int] = {
 }  # fmt: skip
 """The largest ratio of decompressed to compressed bytes. A zstd block has 128 KiB from four bytes (RFC 8878, 3.1.1.2).
 """
-_BAD_RECORDS_MAX = 1_000
-"""The number of invalid records of one batch that the response names."""
+BAD_RECORDS_MAX = 1_000
+"""The number of invalid records that a response names."""
 _BAD_RECORDS_STEP = 10_000
 
 
@@ -81,7 +82,8 @@ def decoded_bytes_max(batches: Sequence[SentBatch], limits: DecodingLimits) -> i
 
 @dataclass(frozen=True)
 class Outcome:
-    """The base offset of a batch, or its error. `bad_records` has reasons by the numbers of invalid rows.
+    """The base offset of a batch, or its error. `bad_records` returns reasons by the numbers of the first invalid rows,
+    at most as many as its argument. It takes long, so it is called for the response, not where others wait.
 
     `append_time_ms` is the timestamp that its records got, or -1 with message.timestamp.type=CreateTime.
     """
@@ -89,7 +91,7 @@ class Outcome:
     error: Exception | None = None
     base_offset: int = -1
     append_time_ms: int = -1
-    bad_records: Mapping[int, str] = field(default_factory=dict)
+    bad_records: Callable[[int], Mapping[int, str]] = field(default=lambda _: {}, compare=False)
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,7 @@ def _check(
     try:
         return _accepted(batch, decoded, topic, now_ms, stored)
     except SparkLogError as error:
-        return Outcome(error, bad_records=_bad_records(decoded.records, topic, now_ms))
+        return Outcome(error, bad_records=partial(_bad_records, decoded.records, topic, now_ms))
     except Exception as error:
         logger.exception("%s-%s: a record batch cannot be checked", batch.topic, batch.partition)
         return Outcome(error)
@@ -187,15 +189,15 @@ def _accepted(batch: SentBatch, decoded: DecodedBatch, topic: Topic, now_ms: int
     return Accepted(topic, Records(batch.partition, stored, sequence), append_time_ms)
 
 
-def _bad_records(records: pa.Table, topic: Topic, now_ms: int) -> dict[int, str]:
+def _bad_records(records: pa.Table, topic: Topic, now_ms: int, count_max: int) -> dict[int, str]:
     """Return the errors of the first invalid rows, by row number. There are none if the error is not that of a row."""
     texts: dict[int, str] = {}
     try:
         for start in range(0, records.num_rows, _BAD_RECORDS_STEP):
             reasons = _reasons(records.slice(start, _BAD_RECORDS_STEP), topic, now_ms)
-            for row, error in islice(sorted(reasons.items()), _BAD_RECORDS_MAX - len(texts)):
+            for row, error in islice(sorted(reasons.items()), count_max - len(texts)):
                 texts[start + row] = client_message(error)
-            if len(texts) >= _BAD_RECORDS_MAX:
+            if len(texts) >= count_max:
                 break
         return texts
     except Exception:

@@ -1,6 +1,6 @@
 """Handles Produce: appends the batches of clients."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from kafka.protocol.producer.produce import ProduceRequest, ProduceResponse
@@ -13,7 +13,16 @@ from spark_log.gateway.limits.bulkheads import Lane, request_context
 from spark_log.gateway.protocol.error_codes import NONE, client_message, error_code
 from spark_log.gateway.protocol.request_limits import RECORDS
 from spark_log.gateway.protocol.wire import Message
-from spark_log.gateway.records.batch_checks import Accepted, Checked, Outcome, SentBatch, are_light, decoded_bytes_max
+from spark_log.gateway.records.append_queue import BATCHES_OF_REQUEST_MAX
+from spark_log.gateway.records.batch_checks import (
+    BAD_RECORDS_MAX,
+    Accepted,
+    Checked,
+    Outcome,
+    SentBatch,
+    are_light,
+    decoded_bytes_max,
+)
 from spark_log.gateway.services import Services
 from spark_log.log.append.rules import Acks
 from spark_log.log.records.kafka_batch.decode import DecodingLimits
@@ -50,10 +59,14 @@ async def produce(services: Services, request: Message, client: Client) -> Messa
         ]
         async with client.order:
             checked = await _checked(services, batches, client)
-            appended = services.appender.submit(
-                client.key, client.fencing_tokens.connection_id, checked, acks, request.transactional_id
-            )
-        outcomes = await appended
+            appended = [
+                services.appender.submit(
+                    client.key, client.fencing_tokens.connection_id,
+                    checked[first : first + BATCHES_OF_REQUEST_MAX], acks, request.transactional_id,
+                )
+                for first in range(0, len(checked), BATCHES_OF_REQUEST_MAX)
+            ]  # fmt: skip
+        outcomes = [outcome for part in appended for outcome in await part]
         if acks == 0:
             for outcome in outcomes:
                 if outcome.error is not None:
@@ -70,11 +83,14 @@ async def produce(services: Services, request: Message, client: Client) -> Messa
 def _response(request: Message, outcomes: Sequence[Outcome], refused: int, unknown: int) -> Message:
     remaining = iter(outcomes)
     answers: dict[str, list[Message]] = {}
+    reasons_left = BAD_RECORDS_MAX
     for topic in request.topic_data:
-        answers.setdefault(topic.name, []).extend(
-            _partition_response(partition.index, next(remaining), refused, unknown)
-            for partition in topic.partition_data
-        )
+        partitions = answers.setdefault(topic.name, [])
+        for partition in topic.partition_data:
+            outcome = next(remaining)
+            reasons = outcome.bad_records(reasons_left) if reasons_left else {}
+            reasons_left -= len(reasons)
+            partitions.append(_partition_response(partition.index, outcome, reasons, refused, unknown))
     topics = [
         ProduceResponse.TopicProduceResponse(name=name, partition_responses=partitions)
         for name, partitions in answers.items()
@@ -97,7 +113,9 @@ async def _checked(services: Services, batches: Sequence[SentBatch], client: Cli
     return checked
 
 
-def _partition_response(index: int, outcome: Outcome, refused: int, unknown: int) -> Message:
+def _partition_response(
+    index: int, outcome: Outcome, reasons: Mapping[int, str], refused: int, unknown: int
+) -> Message:
     kind = ProduceResponse.TopicProduceResponse.PartitionProduceResponse
     code = refused or (NONE if outcome.error is None else _code(outcome.error))
     return kind(
@@ -109,7 +127,7 @@ def _partition_response(index: int, outcome: Outcome, refused: int, unknown: int
         log_start_offset=0 if isinstance(outcome.error, UnknownProducerIdError) else -1,
         record_errors=[
             kind.BatchIndexAndErrorMessage(batch_index=row, batch_index_error_message=message)
-            for row, message in sorted(outcome.bad_records.items())
+            for row, message in sorted(reasons.items())
         ],
         error_message=None if outcome.error is None else client_message(outcome.error),
     )

@@ -86,14 +86,17 @@ def _headers_of(data: bytes, at: int, end: int, count: int) -> tuple[list[int], 
     positions: list[int] = []
     try:
         for _ in range(count):
-            size = data[at]  # a length of one byte, as most are, is not negative if its lowest bit is 0
-            key_size, key_start = read_varint(data, at, end) if size & 0x81 else (size >> 1, at + 1)
+            # as in read_varint, for the lengths of one byte, which most have
+            byte = data[at]
+            key_size, key_start = ((byte >> 1) ^ -(byte & 1), at + 1) if byte < 0x80 else read_varint(data, at, end)
             key_end = key_start + key_size
             if key_size < 0 or key_end >= end:
                 return [], -1
-            size = data[key_end]
-            value_size, value_start = read_varint(data, key_end, end) if size & 0x81 else (size >> 1, key_end + 1)
-            at = value_start + max(value_size, 0)
+            byte = data[key_end]
+            value_size, value_start = (
+                ((byte >> 1) ^ -(byte & 1), key_end + 1) if byte < 0x80 else read_varint(data, key_end, end)
+            )
+            at = value_start + value_size if value_size >= 0 else value_start
             if value_size < -1 or at > end:
                 return [], -1
             positions += (key_start, key_end, value_start, at, value_size < 0)

@@ -19,7 +19,7 @@ def test_reasons_are_made_for_the_first_thousand_invalid_records_only(monkeypatc
         return {row: ValueError(row) for row in range(0, records.num_rows, 20)}
 
     monkeypatch.setattr(batch_checks, "_reasons", reasons)
-    bad = batch_checks._bad_records(pa.table({"v": range(900_000)}), SimpleNamespace(config=TopicConfig()), 0)
+    bad = batch_checks._bad_records(pa.table({"v": range(900_000)}), SimpleNamespace(config=TopicConfig()), 0, 1_000)
     assert list(bad) == list(range(0, 20_000, 20))
     assert sum(made) == 20_000
 
