@@ -3,6 +3,7 @@
 import asyncio
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from spark_log.cluster.security.acl_rules import Operation
@@ -35,30 +36,24 @@ async def authorized(api: Api, services: Services, request: Message, client: Cli
 async def _served(api: Api, services: Services, request: Message, client: Client) -> tuple[Message | None, bool]:
     """Return the response, and whether it contains refusals."""
     rules, access = api.rights, client.access
-    # a pipelined API reaches its handler without waiting, so that requests stay in their order
-    code = (
-        _refused_whole(rules, request, access)
-        if api.pipelined
-        else await services.compute(_refused_whole, rules, request, access)
-    )
-    if code is not None:
-        return refusal(request, code), True
-    names: Mapping[uuid.UUID, str] = {}
-    ids = {each.topic_id for rule in rules if isinstance(rule, Each) for each in _with_ids(request, rule.field)}
-    try:
-        if ids:
-            names = await services.call(services.topics.names, ids)
-    except MetadataStoreUnavailableError:
-        if api.name != "Fetch":
-            raise
-        return await _without_records(request), False
     refusals: list[Refused] = []
-    empty = False
-    for rule in rules:
-        if isinstance(rule, Each):
-            if api.pipelined:
-                empty |= _take_refused(rule, request, access, names, refusals)
-            else:
+    # the handler of a pipelined API takes the lock again: each time the requests take it in their order
+    async with client.order if api.pipelined else nullcontext():
+        code = await services.compute(_refused_whole, rules, request, access)
+        if code is not None:
+            return await services.compute(refusal, request, code), True
+        names: Mapping[uuid.UUID, str] = {}
+        ids = {each.topic_id for rule in rules if isinstance(rule, Each) for each in _with_ids(request, rule.field)}
+        try:
+            if ids:
+                names = await services.call(services.topics.names, ids)
+        except MetadataStoreUnavailableError:
+            if api.name != "Fetch":
+                raise
+            return await _without_records(request), False
+        empty = False
+        for rule in rules:
+            if isinstance(rule, Each):
                 empty |= await services.compute(_take_refused, rule, request, access, names, refusals)
     if refusals and hasattr(request, "max_wait_ms"):
         request.max_wait_ms = 0  # a fetch with an error is answered at once

@@ -46,18 +46,14 @@ async def produce(services: Services, request: Message, client: Client) -> Messa
 
     An error with acks=0 closes the connection, as in Kafka, because a client without responses notices nothing else.
     """
-    places = [(topic, partition) for topic in request.topic_data for partition in topic.partition_data]
     acks = _ACKS.get(request.acks)
     if acks is None:
-        outcomes, refused = [Outcome()] * len(places), _INVALID_REQUIRED_ACKS
+        count, refused = sum(len(topic.partition_data) for topic in request.topic_data), _INVALID_REQUIRED_ACKS
+        outcomes: Sequence[Outcome] = [Outcome()] * count
     else:
         refused = NONE
-        transactional = request.transactional_id is not None
-        principal = client.checked_principal
-        batches = [
-            SentBatch(topic.name, one.index, one.records or b"", transactional, principal) for topic, one in places
-        ]
         async with client.order:
+            batches = await services.compute(_batches, request, client.checked_principal)
             checked = await _checked(services, batches, client)
             appended = [
                 services.appender.submit(
@@ -73,11 +69,20 @@ async def produce(services: Services, request: Message, client: Client) -> Messa
                     raise ConnectionAbortedError(f"a produce request without acknowledgement failed: {outcome.error}")
             return None
     unknown = _NO_OFFSET_OF_LIBRDKAFKA if "rdkafka" in client.software else _NO_OFFSET
-    if len(places) > _FEW_PARTITIONS or any(outcome.error is not None for outcome in outcomes):
+    if len(outcomes) > _FEW_PARTITIONS or any(outcome.error is not None for outcome in outcomes):
         return await services.bulkheads.run(
             Lane.CODEC, client.key, partial(_response, request, outcomes, refused, unknown)
         )
     return _response(request, outcomes, refused, unknown)
+
+
+def _batches(request: Message, principal: str | None) -> list[SentBatch]:
+    transactional = request.transactional_id is not None
+    return [
+        SentBatch(topic.name, one.index, one.records or b"", transactional, principal)
+        for topic in request.topic_data
+        for one in topic.partition_data
+    ]
 
 
 def _response(request: Message, outcomes: Sequence[Outcome], refused: int, unknown: int) -> Message:

@@ -51,16 +51,22 @@ async def find_places(services: Services, session: Session, client: Client, topi
     """Return the partitions of a request. The store is not read if all of them are in the session, and the client may
     still read them.
     """
+    known: Asked | None = await services.compute(_of_session, session, client, topics)
+    return known if known is not None else await services.call(_asked, services, client, topics)
+
+
+def _of_session(session: Session, client: Client, topics: Sequence[Message]) -> Asked | None:
+    """Return the partitions of a request, or None if one is not in the session, or the client may not read it."""
     asked = Asked()
     for topic in topics:
         for part in topic.partitions:
-            number = part.partition_index
-            key = session.numbers.get((topic.topic_id, number))
-            if key is None or not _may_read(client, session.places[key].topic):
-                return await services.call(_asked, services, client, topics)
-            asked.places[key] = session.places[key]
+            key = session.numbers.get((topic.topic_id, part.partition_index))
+            place = None if key is None else session.places.get(key)
+            if place is None or not _may_read(client, place.topic):
+                return None
+            asked.places[place.key] = place
             if part.acknowledgement_batches:
-                asked.batches[key] = part.acknowledgement_batches
+                asked.batches[place.key] = part.acknowledgement_batches
     return asked
 
 

@@ -132,7 +132,8 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     for key in new & places.keys():
         topic_place = places[key].topic_id, key[1]
         answers.setdefault(topic_place, _Answer(topic_place))
-    return _fetch_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
+    lock_ms = result.lock_ms or _lock_ms(services)
+    return await services.compute(_fetch_response, NONE, lock_ms, list(answers.values()))
 
 
 @dataclass(frozen=True)
@@ -318,7 +319,8 @@ async def share_acknowledge(services: Services, request: Message, client: Client
     if epoch == FINAL:
         services.shares.close(session)
     await services.compute(_note_acknowledgements, services, session, asked, checked, result, answers)
-    return _acknowledge_response(NONE, result.lock_ms or _lock_ms(services), list(answers.values()))
+    lock_ms = result.lock_ms or _lock_ms(services)
+    return await services.compute(_acknowledge_response, NONE, lock_ms, list(answers.values()))
 
 
 def _acknowledge_response(code: int, lock_ms: int, answers: Sequence[_Answer]) -> Message:

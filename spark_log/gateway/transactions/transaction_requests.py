@@ -1,6 +1,6 @@
 """Handles requests that begin and end transactions, and that add offsets. Produce requests add the records."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from kafka.protocol.producer.transaction import (
@@ -17,6 +17,7 @@ from kafka.protocol.producer.transaction import (
 )
 
 from spark_log.cluster.security.acl_rules import Operation
+from spark_log.cluster.topics import Topic
 from spark_log.config.values import can_be_stored
 from spark_log.errors import (
     CrossStoreTransactionError,
@@ -120,12 +121,7 @@ async def add_partitions_to_txn(services: Services, request: Message, client: Cl
     """
     topics = request.v3_and_below_topics
     topics_by_name = await services.call(services.topics.find, [topic.name for topic in topics])
-    missing = {
-        (topic.name, number)
-        for topic in topics
-        for number in topic.partitions
-        if topic.name not in topics_by_name or not 0 <= number < topics_by_name[topic.name].partition_count
-    }
+    missing = await services.compute(_missing, topics, topics_by_name)
     code = NONE
     if not missing:
         producer = WireProducer(
@@ -136,7 +132,20 @@ async def add_partitions_to_txn(services: Services, request: Message, client: Cl
         code = await _begin(services, client, producer, request, {topic.store_id for topic in topics_by_name.values()})
         if code == _TRANSACTION_ABORTABLE and "rdkafka" in client.software:
             await _begin(services, client, producer, request)
+    return await services.compute(_added, topics, missing, code)
 
+
+def _missing(topics: Sequence[Message], topics_by_name: Mapping[str, Topic]) -> set[tuple[str, int]]:
+    """Return the partitions that do not exist."""
+    return {
+        (topic.name, number)
+        for topic in topics
+        for number in topic.partitions
+        if topic.name not in topics_by_name or not 0 <= number < topics_by_name[topic.name].partition_count
+    }
+
+
+def _added(topics: Sequence[Message], missing: Collection[tuple[str, int]], code: int) -> Message:
     def code_of(place: tuple[str, int]) -> int:
         if not missing:
             return code
@@ -194,7 +203,8 @@ async def txn_offset_commit(services: Services, request: Message, client: Client
         if isinstance(error, PolicyViolationError):
             log_failed(error)
         code = _code(error, request)
-    topics = commit_outcomes(request, kind, kind.TxnOffsetCommitResponsePartition, code, codes)
+    partition = kind.TxnOffsetCommitResponsePartition
+    topics = await services.compute(commit_outcomes, request, kind, partition, code, codes)
     return TxnOffsetCommitResponse(throttle_time_ms=0, topics=topics)
 
 

@@ -36,12 +36,15 @@ async def test_many_batches_of_a_request_are_appended_in_parts_so_that_others_co
     def check(batches, _limits):
         return batches
 
+    async def compute(function, *arguments):
+        return function(*arguments)
+
     async def more(_size):
         pass
 
     services = SimpleNamespace(
         appender=SimpleNamespace(submit=submit, check=check), bulkheads=SimpleNamespace(run=run),
-        settings=SimpleNamespace(decompressed_bytes_max=1, records_max=1),
+        settings=SimpleNamespace(decompressed_bytes_max=1, records_max=1), compute=compute,
     )  # fmt: skip
     memory = SimpleNamespace(records=SimpleNamespace(bytes=0, more=more, set=lambda _: None))
     request_context.set(RequestContext(memory=memory))
