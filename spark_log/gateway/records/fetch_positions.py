@@ -1,6 +1,7 @@
 """Finds what there is to read for fetches: the positions of the requested partitions, or their errors."""
 
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +23,7 @@ from spark_log.gateway.limits.bulkheads import request_context
 from spark_log.gateway.protocol.error_codes import NONE, UNKNOWN_SERVER_ERROR, error_code
 from spark_log.gateway.records.record_streams import Version
 from spark_log.gateway.records.topic_cache import TopicCache
-from spark_log.gateway.shared_watches import News, SharedWatches
+from spark_log.gateway.shared_watches import News, Pause, SharedWatches
 from spark_log.gateway.topic_stores import TopicStores
 from spark_log.ids import StoreId, TopicPartition
 from spark_log.log.segments.plan import PartitionSnapshot, find_positions
@@ -36,10 +37,12 @@ consumer raises IllegalStateException and loses the records that it has read fro
 """
 NO_ID = uuid.UUID(int=0)
 _SMALL_PARTITIONS_MAX = 100
-"""The number of partitions up to which a fetch shares reads with those of other clients."""
+"""The number of partitions of a client whose fetches share reads with those of other clients."""
+_PAUSE_OF_CLIENT = Pause(s_min=0.0, factor=2.0, s_max=5.0)
+"""Reads for the other fetches of a client use at most a third of a thread, however long they take."""
 
 _Key = tuple[frozenset[StoreId], str]
-"""The stores of a fetch, and its client if the fetch is large, otherwise an empty text."""
+"""The stores of a fetch, and its client if it shares reads with no other client, otherwise an empty text."""
 
 
 class Asked(NamedTuple):
@@ -85,8 +88,8 @@ class WaitingFetch:
 
 class FetchWatches:
     """Wakes waiting fetches. After a change one read serves all fetches of the same stores: a data store that does not
-    answer delays no fetch of others. Large fetches share reads with those of the same client only, in its threads: they
-    do not delay other clients. Used by one event loop.
+    answer delays no fetch of others. If a client's fetches wait for many partitions together, the further ones share
+    reads with those of the same client only, in its threads: they do not delay other clients. Used by one event loop.
     """
 
     def __init__(
@@ -98,15 +101,26 @@ class FetchWatches:
     ) -> None:
         """`run` calls a blocking function in one of the threads that a client may use."""
         self._topic_cache, self._stores, self._changes, self._run = topic_cache, stores, changes, run
-        self._watches = SharedWatches[_Key, WaitingFetch, FoundAnswers](changes, self._read)
+        self._common = SharedWatches[_Key, WaitingFetch, FoundAnswers](changes, self._read)
+        self._of_clients = SharedWatches[_Key, WaitingFetch, FoundAnswers](changes, self._read, _PAUSE_OF_CLIENT)
+        self._partitions: Counter[str] = Counter()
+        """The partitions of each client in the common watches."""
 
     async def wait(self, fetch: WaitingFetch, seen: int, timeout_s: float) -> FoundAnswers | None:
         """Return the answers for the fetch as soon as they differ. Return None after the timeout, or if the common read
         has failed: then the fetch has to read its positions itself. `seen` is the number of the store's last change
         before the fetch read them.
         """
-        client = request_context.get().client if len(fetch.asked) > _SMALL_PARTITIONS_MAX else ""
-        return await self._watches.wait((fetch.stores, client), fetch, seen, timeout_s)
+        client, partitions = request_context.get().client, len(fetch.asked)
+        if self._partitions[client] + partitions > _SMALL_PARTITIONS_MAX:
+            return await self._of_clients.wait((fetch.stores, client), fetch, seen, timeout_s)
+        self._partitions[client] += partitions
+        try:
+            return await self._common.wait((fetch.stores, ""), fetch, seen, timeout_s)
+        finally:
+            self._partitions[client] -= partitions
+            if not self._partitions[client]:
+                del self._partitions[client]
 
     async def _read(self, key: _Key, fetches: Sequence[WaitingFetch]) -> News[WaitingFetch, FoundAnswers]:
         _, client = key

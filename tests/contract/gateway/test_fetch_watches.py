@@ -56,8 +56,12 @@ class Fetches:
 
     def waiting(self):
         """The fetches that wait for a change."""
-        by_stores = self.services.fetch_watches._watches._watches
-        return [each for watch in by_stores.values() for each in watch.waiting if not each.woken.done()]
+        return [each for watch in self.watches.values() for each in watch.waiting if not each.woken.done()]
+
+    @property
+    def watches(self):
+        watches = self.services.fetch_watches
+        return watches._common._watches | watches._of_clients._watches
 
     async def _fetch(self, request, client):
         memory = RequestMemory(MemoryBudget(1), MemoryBudget(1), self.responses, 10**9, lambda: None, client)
@@ -144,16 +148,20 @@ async def test_each_change_of_the_partition_answers_a_waiting_fetch(cluster, pro
             assert bool(answer.records) == (answer.error_code == NONE)
 
 
-async def test_a_large_fetch_shares_its_reads_with_those_of_its_client_only(cluster, monkeypatch):
-    monkeypatch.setattr(fetch_positions, "_SMALL_PARTITIONS_MAX", 0)
+async def test_a_client_that_waits_for_many_partitions_shares_the_reads_for_the_further_ones_with_nobody(
+    cluster, monkeypatch
+):
+    """Three hundred fetches of a hundred partitions each took others half a second of each change."""
+    monkeypatch.setattr(fetch_positions, "_SMALL_PARTITIONS_MAX", 2)
     create_topic(cluster, "t")
     async with fetches_of(cluster) as fetches:
-        tasks = [fetches.begin("t", client=client) for client in ("a", "a", "b")]
-        await until(lambda: len(fetches.waiting()) == 3)
-        by_key = fetches.services.fetch_watches._watches._watches
-        assert {client: len(watch.waiting) for (_, client), watch in by_key.items()} == {"a": 2, "b": 1}
+        tasks = [fetches.begin("t", client=client) for client in ("a", "a", "a", "a", "b")]
+        await until(lambda: len(fetches.waiting()) == 5)
+        assert {client: len(watch.waiting) for (_, client), watch in fetches.watches.items()} == {"": 3, "a": 2}
         for task in tasks:
             task.cancel()
+        await until(lambda: not fetches.waiting())
+        assert not fetches.services.fetch_watches._partitions
 
 
 async def test_a_fetch_without_news_is_answered_at_its_own_time_out(cluster):
