@@ -157,7 +157,7 @@ def _parse_offsets(text: str) -> dict[TopicPartition, OffsetReset]:
     expected = "offsets: expected a JSON list of [topic, partition, current offset or null, new offset]"
     try:
         rows = json.loads(text)
-    except ValueError as error:
+    except (RecursionError, ValueError) as error:
         raise InvalidConfigurationError(f"{expected}: {error}") from error
     resets = {}
     for row in rows if isinstance(rows, list) else [None]:
