@@ -102,13 +102,14 @@ def _owned(services: Services, parts: Collection[Message] | None) -> Partitions 
     """Return the partitions that a member reports as owned, except those of deleted topics, or None for null."""
     if not parts:
         return None if parts is None else NO_PARTITIONS
-    ids = {part.topic_id.hex for part in parts}
+    named = [(part.topic_id.hex, part.partitions) for part in parts if part.topic_id is not None]
+    ids = {topic_id for topic_id, _ in named}
     topics = services.cluster.store.read(lambda connection: topics_of_uuids(connection, ids))
     return frozenset(
-        TopicPartition(topics[part.topic_id.hex].name, number)
-        for part in parts
-        if part.topic_id.hex in topics
-        for number in part.partitions
+        TopicPartition(topics[topic_id].name, number)
+        for topic_id, numbers in named
+        if topic_id in topics
+        for number in numbers
     )
 
 

@@ -36,6 +36,7 @@ _KNOWN_TO_CLIENTS = frozenset({-1, 1, 2, 3, 6, 9, 29, _KAFKA_STORAGE_ERROR, 78, 
 consumer raises IllegalStateException and loses the records that it has read from other partitions.
 """
 NO_ID = uuid.UUID(int=0)
+"""The nil id, which kafka-python decodes as None. No topic has it."""
 _SMALL_PARTITIONS_MAX = 100
 """The number of partitions of a client whose fetches share reads with those of other clients."""
 _PAUSE_OF_CLIENT = Pause(s_min=0.0, factor=2.0, s_max=5.0)

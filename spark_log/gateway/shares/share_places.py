@@ -16,6 +16,7 @@ from spark_log.gateway.access.rights import TOPIC_REFUSED
 from spark_log.gateway.api import Client
 from spark_log.gateway.protocol.error_codes import error_code
 from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.records.fetch_positions import NO_ID
 from spark_log.gateway.services import Services
 from spark_log.gateway.shares.share_sessions import Place, Session
 from spark_log.ids import numbers_by_topic
@@ -89,15 +90,16 @@ def _asked(services: Services, client: Client, topics: Iterable[Any]) -> Asked:
     """Find the partitions of a request in the store."""
     asked = Asked()
     topics = list(topics)
-    names = services.topics.names({topic.topic_id for topic in topics})
+    names = services.topics.names({topic.topic_id or NO_ID for topic in topics})
     existing = services.topics.find(names.values())
     for topic in topics:
-        name = names.get(topic.topic_id)
+        topic_id = topic.topic_id or NO_ID
+        name = names.get(topic_id)
         topic_facts = None if name is None else existing.get(name)
         for part in topic.partitions:
             number = part if isinstance(part, int) else part.partition_index
-            place = topic.topic_id, number
-            if topic_facts is None or topic_facts.uuid != topic.topic_id.hex:
+            place = topic_id, number
+            if topic_facts is None or topic_facts.uuid != topic_id.hex:
                 asked.errors[place] = _UNKNOWN_TOPIC_ID
             elif not _may_read(client, topic_facts.name):
                 asked.errors[place] = TOPIC_REFUSED
@@ -105,7 +107,7 @@ def _asked(services: Services, client: Client, topics: Iterable[Any]) -> Asked:
                 asked.errors[place] = error_code(UnknownTopicOrPartitionError())
             else:
                 key = (topic_facts.topic_id, number)
-                asked.places[key] = Place(key, topic_facts.name, topic.topic_id)
+                asked.places[key] = Place(key, topic_facts.name, topic_id)
                 if not isinstance(part, int) and part.acknowledgement_batches:
                     asked.batches[key] = part.acknowledgement_batches
     return asked

@@ -20,6 +20,7 @@ from spark_log.gateway.protocol.schemas import (
     ShareFetchResponse,
 )
 from spark_log.gateway.protocol.wire import Message
+from spark_log.gateway.records.fetch_positions import NO_ID
 from spark_log.gateway.records.record_streams import encoded
 from spark_log.gateway.services import Services
 from spark_log.gateway.shares.share_places import Asked, find_missing_places, find_places, refused_places
@@ -94,7 +95,9 @@ async def share_fetch(services: Services, request: Message, client: Client) -> M
     places: Mapping[Key, Place] = {}
     new: frozenset[Key] = frozenset()
     if epoch != FINAL:
-        forgotten = {(topic.topic_id, number) for topic in request.forgotten_topics_data for number in topic.partitions}
+        forgotten = {
+            (topic.topic_id or NO_ID, number) for topic in request.forgotten_topics_data for number in topic.partitions
+        }
         await find_missing_places(services, session, client, asked, forgotten)
         new = frozenset(asked.places.keys() - session.places.keys())
         if not session.takes_memory(len(new)):

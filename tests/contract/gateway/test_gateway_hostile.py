@@ -4,13 +4,16 @@ import random
 import resource
 import socket
 import struct
+import uuid
 from collections import deque
 from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
 from kafka.protocol.metadata import MetadataRequest
 
 from spark_log.cluster.cluster import Cluster
+from spark_log.gateway.protocol.schemas import ConsumerGroupHeartbeatRequest, ShareFetchRequest
 from spark_log.gateway.server import APIS
 from spark_log.groups.share.administration import alter_group_configs
 from spark_log.groups.share.looks import look
@@ -25,7 +28,7 @@ MUTATIONS = [10, pytest.param(100, marks=pytest.mark.long)]
 """Of each API, in its lowest and in its highest version."""
 IDLE = 900
 MEMORY_MB_MAX = 400
-INCONSISTENT_GROUP_PROTOCOL, MEMBER_ID_REQUIRED = 23, 79
+INCONSISTENT_GROUP_PROTOCOL, MEMBER_ID_REQUIRED, UNKNOWN_TOPIC_ID = 23, 79, 100
 HEADER_BYTES = 12
 """Length, API key, version and correlation id."""
 
@@ -247,6 +250,26 @@ def test_share_requests_with_huge_arrays_are_refused(cluster, gateway, sharing, 
     assert member.connection.is_closed()
     assert gateway.memory_mb() - before_mb < 60
     assert acquired(other.send(other.fetch_request(max_wait_ms=20_000))) == [(0, 19, 2)], "its locks ended with it"
+
+
+def test_the_nil_id_is_that_of_no_topic(gateway_on_sqlite):
+    """kafka-python decodes it as None."""
+    nil = uuid.UUID(int=0)
+    with WireConnection(gateway_on_sqlite.port) as wire:
+        member = ConsumerMember(wire, "g", topic_ids(wire, "flights"), subscribed_topic_names=["flights"])
+        assert member.join().error_code == 0
+        owned = [ConsumerGroupHeartbeatRequest.TopicPartitions(topic_id=nil, partitions=[0])]
+        assert member.beat(topic_partitions=owned).error_code == 0
+        other = ShareFetchRequest.FetchTopic(topic_id=uuid.UUID(int=5), partitions=[])
+        for epoch in (0, 1):
+            share = WireShareMember(wire, SimpleNamespace(uuid=nil.hex, name="flights"))
+            request = share.fetch_request(share_session_epoch=epoch)
+            request.topics.append(other)
+            other.partitions = request.topics[0].partitions
+            request.forgotten_topics_data = [request.ForgottenTopic(topic_id=nil, partitions=[0])] * epoch
+            answer = wire.exchange(request, 2)
+            codes = {part.error_code for topic in answer.responses for part in topic.partitions}
+            assert (answer.error_code, codes) == (0, {UNKNOWN_TOPIC_ID})
 
 
 def test_metadata_of_a_member_are_decoded_only_within_the_limits_and_for_a_member_with_an_id(gateway_on_sqlite):
