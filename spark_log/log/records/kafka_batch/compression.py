@@ -16,6 +16,8 @@ _STREAMS: dict[CompressionType, str] = {
 _XERIAL = b"\x82SNAPPY\x00"
 _XERIAL_HEADER_BYTES = 16
 """The magic number, then two version numbers of 4 bytes each."""
+_BLOCK_BYTES = 1024
+"""The bytes that a block of xerial counts at least, because each takes time. Clients make blocks of 32 KiB."""
 
 
 class Budget:
@@ -69,13 +71,15 @@ def _snappy(data: memoryview, budget: Budget) -> bytes:
         block = data[at + 4 : at + 4 + length]
         if len(block) < length or not length:
             raise ValueError("a block is cut off")
-        blocks.append(_block(block, budget))
+        blocks.append(_block(block, budget, _BLOCK_BYTES))
         at += 4 + length
     return b"".join(blocks)
 
 
-def _block(block: memoryview, budget: Budget) -> bytes:
-    """Decompress a raw snappy block, which begins with its decompressed size as a varint."""
+def _block(block: memoryview, budget: Budget, bytes_min: int = 0) -> bytes:
+    """Decompress a raw snappy block, which begins with its decompressed size as a varint. It counts `bytes_min` bytes
+    at least.
+    """
     size = shift = 0
     for byte in block[:5]:
         size |= (byte & 0x7F) << shift
@@ -84,5 +88,5 @@ def _block(block: memoryview, budget: Budget) -> bytes:
             break
     else:
         raise ValueError("a block without its size")
-    budget.spend(size)
+    budget.spend(max(size, bytes_min))
     return pa.decompress(pa.py_buffer(block), decompressed_size=size, codec="snappy", asbytes=True)  # type: ignore[no-any-return]

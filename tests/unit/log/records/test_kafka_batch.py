@@ -138,6 +138,20 @@ def test_decompression_is_bounded():
     assert isinstance(found, MessageSizeTooLargeError)
 
 
+def test_tiny_blocks_of_snappy_count_for_the_time_that_they_take():
+    plain = sent([(1, None, b"v" * 5_000, [])])
+    blocks = [plain[at : at + 5] for at in range(HEADER_BYTES, len(plain), 5)]
+    assert len(blocks) > 1_000
+    sized = [bytes([len(block), (len(block) - 1) << 2]) + block for block in blocks]
+    body = b"\x82SNAPPY\0" + bytes(8) + b"".join(len(block).to_bytes(4, "big") + block for block in sized)
+    batch = bytearray(plain[:HEADER_BYTES] + body)
+    batch[22] |= CompressionType.SNAPPY
+    [found] = decode([with_checksum(batch)], DecodingLimits(decompressed_bytes_max=2_000_000))
+    assert isinstance(found, DecodedBatch)
+    [found] = decode([with_checksum(batch)], DecodingLimits(decompressed_bytes_max=1_000_000))
+    assert isinstance(found, MessageSizeTooLargeError)
+
+
 @pytest.mark.parametrize("count", [1, FEW + 1])
 def test_a_record_may_have_as_many_headers_as_a_topic_takes(count):
     def rows(headers):
