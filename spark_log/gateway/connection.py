@@ -238,9 +238,9 @@ class Connection:
         if is_quick(api.request, header.version, body, limits.elements_max):
             request = decode_body(api.request, header.version, body)
         else:
-            memory.is_large = True
             read, held = partial(read_body, api.request, header.version, body, limits.elements_max), ON_LOOP_ELEMENTS
             while isinstance(request := await self._in_thread(partial(read, held), client, memory), Elements):
+                memory.is_large = True
                 held = request.number
                 await memory.records.more(held * ELEMENT_BYTES)
         if api.key == _API_VERSIONS:

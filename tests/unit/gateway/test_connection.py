@@ -22,7 +22,7 @@ from spark_log.gateway.connection import Connection
 from spark_log.gateway.counters import Counters
 from spark_log.gateway.gateway_settings import GatewaySettings
 from spark_log.gateway.limits import memory_budget
-from spark_log.gateway.limits.bulkheads import Bulkheads, Lane
+from spark_log.gateway.limits.bulkheads import Bulkheads, Lane, request_context
 from spark_log.gateway.limits.memory_budget import MemoryBudget
 from spark_log.gateway.limits.quota_budgets import QuotaBudgets
 from spark_log.gateway.limits.request_memory import RequestMemory
@@ -163,6 +163,19 @@ async def test_a_request_with_many_elements_is_decoded_in_a_thread_and_counted_h
         assert set(services.bulkheads.lanes) == ({Lane.CODEC} if is_large else set())
         assert held == [len(keys) * ELEMENT_BYTES if is_large else 0]
     assert services.records.bytes_held == 0
+
+
+async def test_work_on_the_elements_of_a_request_leaves_the_loop_if_they_are_many_not_if_they_are_long():
+    large = []
+
+    async def produce(_services, _request, _client):
+        large.append(request_context.get().memory.is_large)
+        return ProduceResponse(responses=[], throttle_time_ms=0)
+
+    frames = produce_of("flights", [bytes(100_000)]) + produce_of("flights", [b""] * (ON_LOOP_ELEMENTS + 1))
+    async with served(produce_api(produce), frames):
+        await until(lambda: len(large) == 2)
+    assert large == [False, True]
 
 
 async def test_a_produce_frame_that_is_cut_off_is_charged_for_what_has_come():
