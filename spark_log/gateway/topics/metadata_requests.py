@@ -42,6 +42,7 @@ _UNKNOWN_TOPIC_ID = 100
 UNSUPPORTED_VERSION = 35
 _NAMES_SOFTWARE = 3
 """The first version of ApiVersions that names the client's library."""
+_SOFTWARE_CHARACTERS_MAX = 200
 _NAMES_CLUSTER = 5
 """The first version of ApiVersions that names the cluster and the broker that the client believes to reach."""
 _INVALID_REQUEST, _REBOOTSTRAP_REQUIRED = 42, 129
@@ -71,8 +72,12 @@ def versions_response(versions: Mapping[int, tuple[int, int]], code: int = NONE)
 
 
 def software_of(request: Message, version: int) -> str:
-    """Return the name and version of the client's library from an ApiVersions request (KIP-511), or an empty text."""
-    return f"{request.client_software_name} {request.client_software_version}" if version >= _NAMES_SOFTWARE else ""
+    """Return the name and version of the client's library from an ApiVersions request (KIP-511), or an empty text. A
+    connection keeps it, so a long text is cut off.
+    """
+    if version < _NAMES_SOFTWARE:
+        return ""
+    return f"{request.client_software_name} {request.client_software_version}"[:_SOFTWARE_CHARACTERS_MAX]
 
 
 async def metadata(services: Services, request: Message, client: Client) -> Message:
