@@ -60,7 +60,8 @@ class Consumer(ConsumerQueries):
         self._deserializers = Deserializers(self.settings.key_deserializer, self.settings.value_deserializer)
         super().__init__()
         self._closing = False
-        self._deferred: Exception | None = None
+        self._deferred: tuple[TopicPartition, int | None, Exception] | None = None
+        """The error of a deserializer, after a poll that returned records, and the position at which it is due."""
         self._polls = self._records = 0
         self._forgotten = Finalizer(self, self._background.abandon)
         self.config = {"bootstrap_servers": address, **vars(self.settings)}
@@ -90,7 +91,7 @@ class Consumer(ConsumerQueries):
         """
         self._subscription.subscribe(topics, pattern, listener)
         self._polling.topics.forget()
-        self._iterator = None
+        self._iterator = self._deferred = None
 
     @exclusive
     def assign(self, partitions: Collection[TopicPartition]) -> None:
@@ -153,9 +154,8 @@ class Consumer(ConsumerQueries):
         of deserializers: the position is then at the failed record, and `seek` skips it.
         """
         rows_max = self.settings.max_poll_records if max_records is None else record_count(max_records)
-        error, self._deferred = self._deferred, None
-        if error is not None:  # a deserializer failed after the records of the previous poll
-            raise error
+        self._raise_deferred()
+        error: Exception | None = None
         polled: dict[TopicPartition, list[ConsumerRecord]] = {}
         self._polls += 1
         self._polling.fetching.choose(None)
@@ -171,11 +171,24 @@ class Consumer(ConsumerQueries):
             self._polling.positions_changed()
             if not polled:
                 raise error
-            self._deferred = error
+            before = polled.get(partition)
+            position = before[-1].offset + 1 if before else self._subscription.partitions[partition].offset
+            self._deferred = partition, position, error
         for partition, records in polled.items() if update_offsets else ():
             self._subscription.partitions[partition].seek(records[-1].offset + 1, records[-1].leader_epoch)
         self._records += sum(map(len, polled.values()))
         return polled
+
+    def _raise_deferred(self) -> None:
+        """Raise the error of the previous poll's deserializer, if its record is the next one to read. Otherwise a later
+        poll meets the record again: the partition is paused or revoked, or an iteration has not returned all records.
+        """
+        deferred, self._deferred = self._deferred, None
+        if deferred is not None:
+            partition, position, error = deferred
+            state = self._subscription.partitions.get(partition)
+            if state is not None and state.fetchable and state.offset == position:
+                raise error
 
     @exclusive
     def poll_arrow(

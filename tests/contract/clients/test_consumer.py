@@ -253,6 +253,27 @@ def test_arrow_tables_in_order_and_mixed_with_polls(cluster, log, consume):
 
 
 @pytest.mark.on_sqlite
+def test_the_error_of_a_deserializer_comes_when_its_record_is_the_next_one(cluster, log, consume):
+    make(cluster, "t", 1)
+    append(log, "t", "1", "2", "x", "4")
+    append(log, make(cluster, "u", 1).name, "5")
+    consumer = consume("t", value_deserializer=int)
+    assert next(consumer).value == 1
+    consumer.pause(P0)
+    assert consumer.poll(0) == {}  # as a program does that must not lose its membership
+    consumer.resume(P0)
+    assert next(consumer).value == 2
+    with pytest.raises(ValueError, match="x"):
+        next(consumer)
+    assert consumer.position(P0) == 2
+    consumer.seek(P0, 0)
+    assert len(consumer.poll(SOON_MS)[P0]) == 2
+    consumer.subscribe(["u"])
+    [[record]] = consumer.poll(SOON_MS).values()
+    assert record.value == 5
+
+
+@pytest.mark.on_sqlite
 def test_deserializers_and_records_that_they_refuse(cluster, log, consume):
     make(cluster, "t", 1)
     append(log, "t", "1", "2", "x", "4")
