@@ -363,7 +363,7 @@ class Consumer(ConsumerQueries):
 
     def check_open(self) -> None:
         super().check_open()
-        if self._polling.closed.is_set():
+        if self._polling.closed.is_set() and not self._closing:  # the listener that `close` calls may call the consumer
             raise IllegalStateError("the consumer is closed")
 
     def _moved(self) -> None:

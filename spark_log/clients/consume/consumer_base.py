@@ -55,7 +55,7 @@ class ConsumerBase(Generic[R]):
         timeout_ms = self.settings.consumer_timeout_ms
         forever = timeout_ms < 0 or math.isinf(timeout_ms)
         deadline_s = math.inf if forever else clock.monotonic_s() + timeout_ms / 1000
-        while not self._closed:
+        while not self._polling.closed.is_set():
             polls = self._iterator is None
             try:
                 if self._iterator is None:

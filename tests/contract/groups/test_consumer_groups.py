@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 from kafka import AsyncConsumerRebalanceListener, ConsumerRebalanceListener
-from kafka.errors import CommitFailedError, KafkaError
+from kafka.errors import CommitFailedError, IllegalStateError, KafkaError
 from kafka.structs import OffsetAndMetadata, TopicPartition
 
 from spark_log.facts.groups import describe_groups
@@ -128,6 +128,30 @@ def test_coroutines_as_listeners(cluster, consume):
 def members(cluster, group="g"):
     [described] = describe_groups(cluster.store, [group])
     return described.members
+
+
+@pytest.mark.on_sqlite
+def test_the_listener_that_close_calls_may_ask_for_positions(cluster, log, consume):
+    """A program that keeps its positions itself stores them when its partitions are revoked."""
+    fill(log, make(cluster, "t", 1), [2])
+    stored = {}
+
+    class Storing(ConsumerRebalanceListener):
+        def on_partitions_assigned(self, assigned):
+            pass
+
+        def on_partitions_revoked(self, revoked):
+            stored.update({partition: consumer.position(partition) for partition in revoked})
+            assert consumer.poll(0) == {}
+            assert next(consumer, None) is None
+
+    consumer = consume()
+    consumer.subscribe(["t"], listener=Storing())
+    settle_consumers(consumer, share=[1], until=lambda: consumer.assignment() and consumer.position(P0) == 2)
+    consumer.close()
+    assert stored == {P0: 2}
+    with pytest.raises(IllegalStateError, match="closed"):
+        consumer.position(P0)
 
 
 @pytest.mark.on_sqlite
