@@ -11,13 +11,13 @@ import difflib
 import inspect
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from typing import Any, TypeVar
 
 from kafka.errors import KafkaConfigurationError
 
-from spark_log.config.values import can_be_stored
+from spark_log.config.values import INT32_MAX, can_be_stored
 from spark_log.metadata.address import broker_refusal
 
 logger = logging.getLogger(__name__)
@@ -177,3 +177,11 @@ def check_number(name: str, value: object, least: float, *, whole: bool = True) 
         raise KafkaConfigurationError(
             f"{name}: expected a {'whole ' if whole else ''}number from {least}, got {value!r}"
         )
+
+
+def limit_times(settings: object, names: Iterable[str]) -> None:
+    """Replace longer times of a frozen dataclass by 2^31 - 1 ms, which are 24 days: programs mean "without end" by
+    infinity or 2^63 - 1, and Python's locks refuse to wait that long.
+    """
+    for name in names:
+        object.__setattr__(settings, name, min(getattr(settings, name), INT32_MAX))

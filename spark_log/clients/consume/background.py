@@ -49,7 +49,7 @@ class Background:
         done = threading.Event()
         future = self.submit(task)
         future.add_both(lambda _: done.set())
-        if not done.wait(timeout_s):
+        if not done.wait(min(timeout_s, threading.TIMEOUT_MAX)):
             raise KafkaTimeoutError(f"no answer within {timeout_s:g} s; the store may still execute the call")
         if future.exception is not None:
             raise future.exception
@@ -72,7 +72,7 @@ class Background:
             thread = self._thread
         self._tasks.put(None)
         if thread is not None and self._process == os.getpid() and thread is not threading.current_thread():
-            thread.join(timeout_s)
+            thread.join(min(timeout_s, threading.TIMEOUT_MAX))
 
     def abandon(self) -> None:
         """End the thread without waiting, for a consumer that has been garbage-collected."""

@@ -117,7 +117,7 @@ class ConsumerBase(Generic[R]):
         The block counts as a call. Raises IllegalStateError if the other call does not return within `timeout_s`.
         """
         with self.in_call():
-            if not self.lock.acquire(timeout=max(0.0, timeout_s)):
+            if not self.lock.acquire(timeout=min(max(0.0, timeout_s), threading.TIMEOUT_MAX)):
                 raise IllegalStateError("the consumer is in use by another thread, which does not return from poll")
             try:
                 yield

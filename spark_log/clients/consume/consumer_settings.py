@@ -12,7 +12,7 @@ from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.errors import KafkaConfigurationError
 from kafka.protocol.consumer import IsolationLevel
 
-from spark_log.clients.client_settings import check_number, check_text
+from spark_log.clients.client_settings import check_number, check_text, limit_times
 from spark_log.config.values import can_be_stored
 from spark_log.groups.assignors import ASSIGNORS
 
@@ -134,6 +134,7 @@ class ConsumerSettings:
                 f"fetch_max_wait_ms: {self.fetch_max_wait_ms} must be below"
                 f" request_timeout_ms {self.request_timeout_ms}"
             )
+        limit_times(self, [name for name in _WHOLE_NUMBERS if name.endswith("_ms")])
 
     def _check_group(self) -> None:
         group, instance = self.group_id, self.group_instance_id

@@ -5,7 +5,7 @@ from typing import Any
 
 from kafka.errors import KafkaConfigurationError
 
-from spark_log.clients.client_settings import check_number, check_text
+from spark_log.clients.client_settings import check_number, check_text, limit_times
 from spark_log.config.values import can_be_stored
 
 
@@ -67,6 +67,7 @@ class ShareConsumerSettings:
             check_number(name, getattr(self, name), 1)
         check_number("retry_backoff_ms", self.retry_backoff_ms, 0)
         check_number("consumer_timeout_ms", self.consumer_timeout_ms, float("-inf"), whole=False)
+        limit_times(self, ("request_timeout_ms", "retry_backoff_ms"))
         for name in ("key_deserializer", "value_deserializer"):
             given = getattr(self, name)
             if given is not None and not callable(given) and not callable(getattr(given, "deserialize", None)):

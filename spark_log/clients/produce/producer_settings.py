@@ -10,7 +10,8 @@ from kafka.errors import KafkaConfigurationError
 from kafka.partitioner import DefaultPartitioner
 from kafka.producer import KafkaProducer
 
-from spark_log.clients.client_settings import check_number, check_text, parse_settings, takes_headers
+from spark_log.clients.client_settings import check_number, check_text, limit_times, parse_settings, takes_headers
+from spark_log.config.values import INT32_MAX
 from spark_log.log.append.rules import Acks
 
 logger = logging.getLogger(__name__)
@@ -120,11 +121,12 @@ class ProducerSettings:
         for name in ("allow_auto_create_topics", "metrics_enabled"):
             if not isinstance(getattr(self, name), bool):
                 raise KafkaConfigurationError(f"{name}: expected True or False, got {getattr(self, name)!r}")
-        if self.delivery_timeout_ms < self.linger_ms + self.request_timeout_ms:
+        if self.delivery_timeout_ms < min(self.linger_ms + self.request_timeout_ms, INT32_MAX):
             raise KafkaConfigurationError(
                 f"delivery_timeout_ms={self.delivery_timeout_ms} must be at least linger_ms + request_timeout_ms"
                 f" ({self.linger_ms + self.request_timeout_ms})"
             )
+        limit_times(self, _NUMBERS)
         self._decide_idempotence()
 
     @property

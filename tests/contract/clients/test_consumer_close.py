@@ -157,6 +157,20 @@ def test_an_error_of_a_close_does_not_replace_the_result_of_the_call_that_it_end
 
 
 @pytest.mark.on_sqlite
+@pytest.mark.parametrize("endless", [float("inf"), 2**63 - 1], ids=["infinity", "the largest of Java"])
+def test_times_may_be_endless(cluster, log, consume, endless):
+    make(cluster, "t", 1)
+    append(log, "t", "a")
+    consumer = consume("t", group_id="g", request_timeout_ms=2**63 - 1)
+    assert poll_values(consumer, 1) == {0: ["a"]}
+    consumer.commit()
+    consumer.commit(timeout_ms=endless)
+    assert consumer.committed(P0) == 1
+    consumer.close(timeout_ms=endless)
+    assert consumer._closed
+
+
+@pytest.mark.on_sqlite
 def test_one_consumer_per_thread(cluster, log, cluster_address):
     make(cluster, "t", 4)
     fill(log, "t", [5] * 4)

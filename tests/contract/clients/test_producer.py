@@ -193,6 +193,21 @@ def test_missing_topics_are_created_or_awaited(produce, cluster):
     assert sent.result().topic == "missing"
 
 
+@pytest.mark.on_sqlite
+@pytest.mark.parametrize("endless", [float("inf"), 2**63 - 1], ids=["infinity", "the largest of Java"])
+def test_times_may_be_endless(produce, cluster, endless):
+    create_topic(cluster, "t")
+    times = dict.fromkeys(("max_block_ms", "delivery_timeout_ms", "request_timeout_ms"), endless)
+    producer = produce(buffer_memory=250, linger_ms=1, **times)
+    futures = [producer.send("t", b"v" * 100) for _ in range(3)]  # the second one waits for room
+    assert [future.get(timeout=LIMIT_S).offset for future in futures] == [0, 1, 2]
+    lingering = produce(linger_ms=endless, delivery_timeout_ms=endless)
+    waiting = lingering.send("t", b"v")
+    lingering._accumulator.wake()
+    lingering.flush(LIMIT_S)
+    assert waiting.get(timeout=LIMIT_S).offset == 3
+
+
 def test_new_partitions_are_found(produce, cluster):
     create_topic(cluster, "t")
     producer = produce()
