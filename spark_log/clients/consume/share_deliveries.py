@@ -54,7 +54,13 @@ class Deliveries:
     def add(
         self, partition: TopicPartition, key: Key, acquired: Range, records: pa.RecordBatch, lock_ends_s: float
     ) -> None:
+        """Hold records. Earlier deliveries of them to this consumer have ended, so what is held of those is forgotten,
+        except for acknowledgements, which are sent in this poll.
+        """
         offsets = records.column("offset").to_numpy()
+        for each in list(self._held):
+            if each.key == key:
+                self._keep(each, (each.types >= 0) | ~np.isin(each.offsets, offsets))
         types = np.full(len(offsets), _NONE, dtype=np.int8)
         self._held.append(Delivery(partition, key, acquired, records, offsets, types, lock_ends_s=lock_ends_s))
 
@@ -155,14 +161,20 @@ class Deliveries:
             delivery.types[renewed] = _RENEWED
             if renewed.any() and (renewed == kept).all():
                 delivery.lock_ends_s = renewed_until_s
-            if not kept.any():
-                self._held.remove(delivery)
-                continue
-            delivery.returned = int(kept[: delivery.returned].sum())
-            delivery.offsets, delivery.types = delivery.offsets[kept], delivery.types[kept]
-            delivery.records = delivery.records.filter(pa.array(kept))
-            offsets = set(delivery.offsets.tolist())
-            delivery.delays_ms = {offset: ms for offset, ms in delivery.delays_ms.items() if offset in offsets}
+            self._keep(delivery, kept)
+
+    def _keep(self, delivery: Delivery, kept: Any) -> None:
+        """Forget the records of a delivery for which `kept` is False."""
+        if kept.all():
+            return
+        if not kept.any():
+            self._held.remove(delivery)
+            return
+        delivery.returned = int(kept[: delivery.returned].sum())
+        delivery.offsets, delivery.types = delivery.offsets[kept], delivery.types[kept]
+        delivery.records = delivery.records.filter(pa.array(kept))
+        offsets = set(delivery.offsets.tolist())
+        delivery.delays_ms = {offset: ms for offset, ms in delivery.delays_ms.items() if offset in offsets}
 
     def lost(self, deliveries: Iterable[Delivery]) -> None:
         """Forget records whose acknowledgement was refused: this member no longer holds them."""

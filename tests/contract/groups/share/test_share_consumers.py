@@ -130,6 +130,22 @@ def test_a_renewal_of_one_record_does_not_renew_those_in_memory(cluster, produce
     assert first.poll(0, max_records=1) == {}
 
 
+def test_only_the_last_delivery_of_a_record_to_a_consumer_is_held(cluster, produce, worker, configure):
+    configure(share_record_lock_duration_ms=LOCK_MS)
+    send(produce, *"ab")
+    consumer = worker(share_acknowledgement_mode="explicit")
+    for _ in range(2):
+        [table] = consumer.poll_arrow(1000 * LIMIT_S).values()
+        consumer.acknowledge(table, AcknowledgeType.RENEW)
+        assert list(consumer.commit_sync().values()) == [None]
+        move_lock_ends(cluster, LOCK_MS)
+    [table] = consumer.poll_arrow(1000 * LIMIT_S).values()
+    consumer.acknowledge(table.slice(0, 1))
+    consumer.acknowledge_rest()
+    assert list(consumer.commit_sync().values()) == [None]
+    assert list(consumer._polling.deliveries) == []
+
+
 def test_a_later_release_without_a_delay_counts(cluster, produce, worker):
     send(produce, "a")
     consumer = worker(share_acknowledgement_mode="explicit")
