@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.errors import SparkLogError, redact
 from spark_log.metadata.address import SQLITE_FILE
+from spark_log.metadata.connections.engine import set_synchronous
 from spark_log.metadata.store import DEFAULT_TIMEOUT_MS, Store
 
 WAIT_MS = 5_000
@@ -38,6 +39,7 @@ def scrub(store: Store) -> str | None:
     deadline = clock.monotonic_s() + DEFAULT_TIMEOUT_MS / 1000
     try:
         with store.writer_turn(deadline), store.engine.connect() as connection:
+            set_synchronous(connection, "FULL")
             return _scrub_sqlite(connection.connection.driver_connection, path)
     except (sqlite3.Error, sa.exc.DBAPIError, SparkLogError) as error:
         return _still_there(path, f"it could not be rewritten ({redact(str(error))}): when that has ended")

@@ -145,8 +145,12 @@ class Store(StoreTime):
                     connection = connection.execution_options(
                         isolation_level="REPEATABLE READ", postgresql_readonly=True
                     )
-                with connection.begin():
-                    yield connection
+                try:
+                    with connection.begin():
+                        yield connection
+                except BaseException as error:
+                    _forget_interrupted(connection, error)
+                    raise
         except _DATABASE_ERRORS as error:
             raise self._translate(error) from error
 
@@ -259,9 +263,10 @@ class Store(StoreTime):
                                 connection, committing.token, self._answered, durable=durable, always=always
                             )
                         transaction.commit()
-                    except BaseException:
+                    except BaseException as error:
                         with contextlib.suppress(sa.exc.DBAPIError):
                             transaction.rollback()
+                        _forget_interrupted(connection, error)
                         raise
                     if self._wal is not None:
                         self._wal.truncate_if_long(driver_of(connection))
@@ -337,15 +342,9 @@ class Store(StoreTime):
                 with engines.without_answer_limit(connection):
                     yield connection
                 return
-            if durable or not self.sqlite:
-                yield connection
-                return
-            driver = driver_of(connection)
-            driver.execute("PRAGMA synchronous=NORMAL")
-            try:
-                yield connection
-            finally:
-                driver.execute("PRAGMA synchronous=FULL")
+            if self.sqlite:
+                engines.set_synchronous(connection, "FULL" if durable else "NORMAL")
+            yield connection
 
     def close(self) -> None:
         self.changes.close()
@@ -361,6 +360,14 @@ def _hosts(limit: AnswerLimit) -> "Hosts":
     from spark_log.metadata.connections.postgresql_connection import Hosts  # importing psycopg is slow
 
     return Hosts(limit)
+
+
+def _forget_interrupted(connection: sa.Connection, error: BaseException) -> None:
+    """Close the connection of a transaction that KeyboardInterrupt or SystemExit has ended. With a cursor in the
+    traceback, SQLite would go on reading from the old snapshot.
+    """
+    if not isinstance(error, Exception):
+        connection.invalidate()
 
 
 def _is_lost(error: BaseException | None) -> bool:

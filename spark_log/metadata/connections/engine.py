@@ -48,6 +48,7 @@ A process that is stopped during a transaction holds its locks until another one
 after 3 to 6 s (`silent_sessions`). If no process waits, the server or a coordinator ends it, after 10 s.
 """
 _PID = "spark_log_pid"
+_SYNCHRONOUS = "spark_log_synchronous"
 _WAITING_MAX = 8
 _WAITING = sa.text("SELECT pid FROM pg_stat_activity WHERE pid = ANY(:pids) AND wait_event = 'SyncRep'")
 
@@ -78,6 +79,14 @@ def is_write(connection: sa.Connection) -> bool:
     return bool(connection.get_execution_options().get(_WRITES, False))
 
 
+def set_synchronous(connection: sa.Connection, mode: str) -> None:
+    """Let the next transactions of a SQLite connection be forced to disk (FULL) or not (NORMAL)."""
+    if connection.info.get(_SYNCHRONOUS) != mode:
+        connection.info[_SYNCHRONOUS] = None  # unknown, if this is interrupted
+        driver_of(connection).execute(f"PRAGMA synchronous={mode}")
+        connection.info[_SYNCHRONOUS] = mode
+
+
 def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: bool) -> sa.Engine:
     refuse_network_file_system(folder, Path("/proc/mounts").read_text())
     path = folder / SQLITE_FILE
@@ -95,12 +104,13 @@ def _sqlite_engine(address: Address, folder: Path, fence: SchemaFence, create: b
     sqlite_connections.close_before_fork(engine)
 
     @event.listens_for(engine, "connect")
-    def set_up(connection: Any, _record: Any) -> None:
+    def set_up(connection: Any, record: Any) -> None:
         nonlocal opened
         connection.isolation_level = None  # the driver would send BEGIN late, and never BEGIN IMMEDIATE
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
         cursor.execute("PRAGMA synchronous=FULL")
+        record.info[_SYNCHRONOUS] = "FULL"
         cursor.execute("PRAGMA temp_store=MEMORY")
         cursor.execute("PRAGMA cache_size=-16384")
         cursor.execute(f"PRAGMA journal_size_limit={BYTES_MAX}")  # truncates a long log when SQLite restarts it

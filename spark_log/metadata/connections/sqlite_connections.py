@@ -137,7 +137,12 @@ class _Connection(sqlite3.Connection):
             super().rollback()
 
     def close(self) -> None:
+        """Close it, after a rollback: otherwise its transaction keeps its locks as long as a cursor exists, such as in
+        the traceback of the KeyboardInterrupt for which SQLAlchemy closes a connection.
+        """
         if self._process == os.getpid():
+            with contextlib.suppress(sqlite3.Error):  # it is closed already
+                super().rollback()
             super().close()
 
     def _check(self) -> None:

@@ -49,7 +49,7 @@ class WriterQueue:
         forget_parent_in_child(self)
 
     def _forget(self) -> None:
-        self._thread_lock = threading.Lock()
+        self._thread_lock = threading.RLock()
         self._waiting: _Waiting | None = None
 
     def forget_parent(self) -> None:
@@ -66,19 +66,20 @@ class WriterQueue:
         """
         timeout_s = max(0.0, timeout_s)
         thread_lock = self._thread_lock
-        if not thread_lock.acquire(timeout=timeout_s):
-            raise MetadataStoreUnavailableError(self._held(timeout_s))
         try:
+            if not thread_lock.acquire(timeout=timeout_s):
+                raise MetadataStoreUnavailableError(self._held(timeout_s))
             if self._descriptor < 0:
                 self._descriptor = self._open()
             self._lock(timeout_s)
-            try:
-                yield
-            finally:
-                if self._thread_lock is thread_lock:  # else this is a forked child, and the parent holds the lock
-                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+            yield
         finally:
-            thread_lock.release()
+            # A signal handler may have raised KeyboardInterrupt just after a lock was acquired. So the thread lock says
+            # itself whether this thread has it. In a forked child the queue has another one, and no file lock.
+            if self._thread_lock is thread_lock and thread_lock._is_owned():  # type: ignore[attr-defined]
+                if self._descriptor >= 0:
+                    fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+                thread_lock.release()
 
     def _open(self) -> int:
         try:
