@@ -112,6 +112,7 @@ class ProducerTransaction:
             with self.fail_on_error():
                 if not self._known(log) or self._ref.epoch > EPOCH_MAX:
                     self._initialize()
+            self._forget()
             self._number, self._state = self._number + 1, State.IN_TRANSACTION
 
     def _known(self, log: Log) -> bool:
@@ -357,9 +358,8 @@ class ProducerTransaction:
 
     def _over(self) -> None:
         """Note that the transaction has ended in the store: the next one has the next epoch (KIP-890)."""
-        if self._reached:
-            self._ref = ProducerRef(self._ref.producer_id, self._ref.epoch + 1)
-        self._state, self._error = State.READY, None
+        ref = ProducerRef(self._ref.producer_id, self._ref.epoch + 1) if self._reached else self._ref
+        self._ref, self._reached, self._state, self._error = ref, False, State.READY, None  # no signal comes between
         self._forget()
 
     def _forget(self) -> None:

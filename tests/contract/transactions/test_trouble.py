@@ -321,6 +321,30 @@ def test_a_commit_whose_response_is_lost_can_be_repeated(cluster, log, topic, be
     assert committed_offsets(cluster.store, mine) == {TopicPartition(name, 0): 1}
 
 
+@pytest.mark.on_sqlite
+@pytest.mark.parametrize("call", ["commit_transaction", "abort_transaction"])
+def test_a_call_that_is_interrupted_at_its_end_leaves_nothing_for_the_next_transaction(
+    log, topic, begin, monkeypatch, call
+):
+    name = topic()
+    producer = begin()
+    transaction = producer._transaction
+    producer.send(name, b"first").get(timeout=LIMIT_S)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transaction, "_forget", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            getattr(producer, call)()
+    producer.begin_transaction()
+    producer.send(name, b"second")
+    producer.commit_transaction()
+    first = [b"first"] if call == "commit_transaction" else []
+    assert contents(log, name) == {0: [*first, b"second"]}
+
+
 @pytest.mark.parametrize("done", [True, False], ids=["it was done", "it was not"])
 def test_abort_after_a_lost_commit_response(log, topic, begin, monkeypatch, done):
     name = topic()
