@@ -121,17 +121,15 @@ class GroupSide:
         """Join or send a heartbeat if that is due, and apply the assignment of the response."""
         self._polled_s = clock.monotonic_s()
         self._left = False
+        # the second condition: the membership has ended since the last poll, for example by fencing
         if self._overdue or (self.joined and self.member.member_id != self.joined_as):
-            self._overdue = (
-                False  # the second condition: the membership has ended since the last poll, for example by fencing
-            )
             self.lose_session()
         if self._left or not self._is_due(frozenset(topics)):
             return
         self._topics = frozenset(topics)
         self._due = False
         while not self._left:
-            self._asked_s = clock.monotonic_s()
+            self._asked_s = self._polled_s = clock.monotonic_s()  # a listener may have taken long
             self._changes_read = self._cluster.store.changes.current()
             try:
                 owned = {ids.TopicPartition(*partition) for partition in self._subscription.partitions}
@@ -227,7 +225,7 @@ class GroupSide:
 
     def lose_session(self) -> None:
         """Drop all partitions, without a commit, because the session is lost."""
-        self.joined = False
+        self.joined = self._overdue = False
         self._due = True
         lost = set(self._subscription.partitions)
         try:

@@ -155,6 +155,24 @@ def test_the_listener_that_close_calls_may_ask_for_positions(cluster, log, consu
 
 
 @pytest.mark.on_sqlite
+def test_a_member_that_has_joined_again_after_a_slow_listener_may_commit(cluster, log, consume):
+    fill(log, make(cluster, "t", 2), [1, 1])
+    slow, other = consume(enable_auto_commit=False), consume()
+
+    def outlast_the_interval(_partitions):
+        group = slow._polling.group
+        group._polled_s -= 1_000_000
+        group.keep_alive()
+
+    slow.subscribe(["t"], listener=Told(outlast_the_interval))
+    settle_consumers(slow, share=[2])
+    other.subscribe(["t"])
+    settle_consumers(slow, other, share=[1, 1])
+    slow._polling.group.keep_alive()
+    slow.commit()
+
+
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("ends", ["close", "unsubscribe"])
 @pytest.mark.parametrize("event", ["assigned", "revoked", "lost"])
 def test_a_listener_may_close_or_unsubscribe_the_consumer(event, ends, cluster, log, consume):
