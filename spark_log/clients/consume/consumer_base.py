@@ -129,10 +129,14 @@ S = TypeVar("S", bound=ConsumerBase[Any])
 
 
 def translated(method: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
-    """Decorate a method that other threads may call too, so that its spark-log errors are also kafka-python's."""
+    """Decorate a method that other threads may call too, so that its spark-log errors are also kafka-python's. Raise
+    IllegalStateError after `close`: the method would open the cluster again.
+    """
 
     def call(self: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with kafka_errors(), self.in_call():
+            if self._closed:
+                raise IllegalStateError("the consumer is closed")
             return method(self, *args, **kwargs)
 
     return _as(method, call)

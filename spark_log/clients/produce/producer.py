@@ -226,7 +226,9 @@ class Producer:
         return set(range(self._topics.find(topic).topic.partition_count))
 
     def bootstrap_connected(self) -> bool:
-        """Whether the metadata store answers."""
+        """Whether the metadata store answers, and the producer is open."""
+        if self._accumulator.refusal is not None:
+            return False
         try:
             return bool(
                 self._cluster.store.read(lambda c: c.exec_driver_sql("SELECT 1").scalar_one(), timeout_ms=1_000)

@@ -157,6 +157,22 @@ def test_an_error_of_a_close_does_not_replace_the_result_of_the_call_that_it_end
 
 
 @pytest.mark.on_sqlite
+def test_a_closed_client_does_not_open_the_cluster_again(cluster, consume, produce):
+    make(cluster, "t", 1)
+    consumer, producer = consume("t", group_id="g"), produce()
+    consumer.poll(0)
+    consumer.close()
+    producer.close()
+    calls = {"commit": (), "commit_async": (), "topics": (), "partitions_for_topic": ("t",), "committed": (P0,)}
+    for call, arguments in {**calls, "end_offsets": ([P0],), "offsets_for_times": ({P0: 0},)}.items():
+        with pytest.raises(IllegalStateError, match="closed"):
+            getattr(consumer, call)(*arguments)
+    assert consumer.bootstrap_connected() is producer.bootstrap_connected() is False
+    for closed in (consumer.cluster, producer._cluster):
+        assert closed.store.engine.pool.checkedin() == 0
+
+
+@pytest.mark.on_sqlite
 @pytest.mark.parametrize("endless", [float("inf"), 2**63 - 1], ids=["infinity", "the largest of Java"])
 def test_times_may_be_endless(cluster, log, consume, endless):
     make(cluster, "t", 1)
