@@ -37,6 +37,7 @@ from spark_log.errors import (
 from spark_log.groups.assignors import is_custom, resolve_assignors
 from spark_log.groups.membership import ConsumerMembership, MemberSettings, Membership
 from spark_log.groups.transacted_offsets import GroupMetadata
+from spark_log.process import begin
 
 logger = logging.getLogger(__name__)
 
@@ -282,10 +283,20 @@ class GroupSide:
         try:
             result: Any = getattr(listener, method)(partitions)
             if inspect.isawaitable(result):
-                asyncio.run(_awaited(result))
+                _await(result)
         except Exception as error:
             logger.exception("listener %s failed in %s of %s", listener, method, sorted(partitions))
             raise KafkaError("User rebalance callback throws an error") from error
+
+
+def _await(result: Any) -> None:
+    """Wait for an asynchronous listener, in another thread if the caller of `poll` runs in an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(_awaited(result))
+    else:
+        begin(lambda: asyncio.run(_awaited(result)), "spark-log-listener").result()
 
 
 async def _awaited(result: Any) -> None:

@@ -1,5 +1,6 @@
 """Consumers in groups: sharing, listeners, lost sessions, static members, and patterns."""
 
+import asyncio
 import math
 import time
 from functools import partial
@@ -106,7 +107,8 @@ def test_a_failing_listener_is_reported_and_the_group_continues(cluster, log, co
 
 
 @pytest.mark.on_sqlite
-def test_coroutines_as_listeners(cluster, consume):
+@pytest.mark.parametrize("in_a_loop", [False, True], ids=["", "in an event loop"])
+def test_coroutines_as_listeners(cluster, consume, in_a_loop):
     make(cluster, "t", 1)
     told = []
 
@@ -116,11 +118,22 @@ def test_coroutines_as_listeners(cluster, consume):
 
         async def on_partitions_assigned(self, assigned):
             told.append(("assigned", assigned))
+            consumer.commit()
 
     consumer = consume()
     consumer.subscribe(["t"], listener=Listener())
-    settle_consumers(consumer, share=[1])
-    consumer.unsubscribe()
+
+    async def poll():
+        poll_and_unsubscribe()
+
+    def poll_and_unsubscribe():
+        settle_consumers(consumer, share=[1])
+        consumer.unsubscribe()
+
+    if in_a_loop:
+        asyncio.run(poll())
+    else:
+        poll_and_unsubscribe()
     assert told == [("assigned", {P0}), ("revoked", {P0})]
     assert consumer.assignment() == set() and consumer.subscription() is None
 
