@@ -1,7 +1,8 @@
 """Opens, creates, compares and commits to a topic's Delta table with deltalake."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,7 @@ from spark_log import clock
 from spark_log.cluster.files.disk_calls import Use
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
-from spark_log.errors import CorruptRecordError
+from spark_log.errors import CorruptRecordError, StorageUnavailableError, redact
 from spark_log.log.columns.field_paths import contains
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.schema import SEGMENT_SCHEMA
@@ -21,6 +22,7 @@ from spark_log.tables.unopened_commit import (
     commit_path,
     force_commits,
     is_data_change,
+    is_newest,
     partition_values,
     statistics,
 )
@@ -235,10 +237,10 @@ class OpenDelta(OpenTable):
         )
 
     def has_to_change_first(self, columns: TopicColumns | None) -> bool:
-        if not (columns is not None and add_columns(self._delta, columns.fields)) and not shorten_tombstones(
-            self._delta
-        ):
-            return False
+        with self._conflicts():
+            added = columns is not None and add_columns(self._delta, columns.fields)
+            if not added and not shorten_tombstones(self._delta):
+                return False
         self._sync(self._delta.version())
         return True
 
@@ -249,23 +251,38 @@ class OpenDelta(OpenTable):
         columns: TopicColumns | None,
         transaction_version: int,
     ) -> int:
-        from deltalake.exceptions import CommitFailedError
-
         # without retries a commit makes exactly the version after the compared one, or fails
         version = self._delta.version() + 1
         assert self._active is not None, "compared before"
         commit = partial(
             commit_changes, self._delta, what, self._active, before, self._table.applications, transaction_version
         )
-        try:  # deltalake reads all actions of the table again
+        with self._conflicts():  # deltalake reads all actions of the table again
             self._table.log_dir.in_time(Use.WRITES, commit, _ACTION_BYTES * len(self._active))
-        except CommitFailedError as error:
-            raise ConflictingCommitError from error
         self._sync(version)
         return version
 
     def force(self, after: int) -> None:
         force_commits(self._table.log_dir, self._table.folder, after)
+
+    @contextmanager
+    def _conflicts(self) -> Iterator[None]:
+        """Raise ConflictingCommitError if another process commits before the commit of the block. Raises
+        StorageUnavailableError if deltalake refuses it for another reason, which would last.
+        """
+        from deltalake.exceptions import CommitFailedError
+
+        version = self._delta.version()
+        try:
+            yield
+        except CommitFailedError as error:
+            if not is_newest(self._table.log_dir, self._table.folder, version):
+                raise ConflictingCommitError from error
+            raise StorageUnavailableError(
+                f"{self._table.title}: {redact(' '.join(str(error).split()))}. If another program has switched on such"
+                " features of Delta, remove them with ALTER TABLE ... DROP FEATURE, or delete the folder _delta_log:"
+                " then the next publication makes the table anew"
+            ) from error
 
     def _actions(self, version: int) -> list[dict[str, Any]] | None:
         """Return the actions of a commit, None if its file is not there any more."""

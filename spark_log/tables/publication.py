@@ -258,7 +258,7 @@ def _open(table: TopicTable, *, create: bool) -> OpenTable | None:
 
 def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
     """Open the table and publish to it. Returns its version, or None if it does not exist and is not needed."""
-    from deltalake.exceptions import CommitFailedError, DeltaError
+    from deltalake.exceptions import DeltaError
 
     topic, log_dir, uri = table.topic, table.log_dir, redact(table.info.uri)
     _began_s[topic.uuid, table.target] = clock.monotonic_s()
@@ -277,7 +277,7 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
             if version is not None:
                 opened.setdefault(table.table_id, None)
                 return version
-        except (ConflictingCommitError, CommitFailedError):  # another process was first: compare with the new state
+        except ConflictingCommitError:  # another process was first: compare with the new state
             continue
         except CorruptRecordError as error:
             if table.catalog is None or made_anew:

@@ -152,6 +152,21 @@ def test_changes_of_the_table_by_others_are_undone(topic, meddle):
     assert topic.records() == [(0, 0, "a"), (0, 1, "b"), (0, 2, "c"), (0, 3, "later"), (1, 0, "x")]
 
 
+def test_features_of_another_program_that_cannot_be_written_are_named(topic):
+    version = topic.delta.version() + 1
+    features = ["appendOnly", "invariants", "clustering"]
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": features}
+    Path(topic.location, "_delta_log", f"{version:020d}.json").write_text(json.dumps({"protocol": protocol}))
+    topic.append("d")
+    for _ in range(2):
+        with pytest.raises(StorageUnavailableError, match=r"ClusteredTable.*DROP FEATURE"):
+            topic.publish()
+    assert count_rows(topic.cluster.store, t.publication_intent) == 0
+    shutil.rmtree(Path(topic.location, "_delta_log"))
+    topic.publish()
+    topic.is_whole()
+
+
 def test_vacuum_deletes_no_unpublished_file(topic):
     topic.log.append(topic.topic, [Records(0, table("unpublished"))])
     orphan = Path(topic.location, "_segments", "0", "0123-0.parquet")
