@@ -1,5 +1,7 @@
 """read_topic: all columns of the source, ranges, times, many segments and log dirs."""
 
+import contextlib
+import shutil
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -121,6 +123,14 @@ def test_read_topic_refuses_limits_that_it_cannot_read(
 ) -> None:
     with pytest.raises(error, match=message):
         read_topic(spark, cluster, "t", **limits)
+
+
+@pytest.mark.parametrize("name", ["logs*", "logs[1]{2}?"])
+def test_read_topic_takes_no_path_for_a_pattern(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    with Cluster.init(str(tmp_path / name)) as cluster, contextlib.closing(ClientLog(cluster)) as log:
+        append(log, make(cluster, "t", inline_max_bytes="0"), "a")
+        shutil.copytree(tmp_path / name, tmp_path / "logs-copy")
+        assert read_topic(spark, cluster, "t").count() == 1
 
 
 def test_read_topic_of_many_segments_and_of_equal_sizes(

@@ -8,6 +8,7 @@ two files have the same size. (The partition columns of a Delta table could have
 """
 
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -64,7 +65,8 @@ def scan_segments(
     spark.conf.set(_VERIFY, "true")  # reaches the Parquet reader with the session's other settings
     # Overrides the session's settings, so that a segment that cannot be read raises an error instead of losing rows.
     reader = spark.read.schema(columns).options(ignoreMissingFiles=False, ignoreCorruptFiles=False)
-    return _with_facts(spark, reader.parquet(*files), sealed, facts)
+    literal = (re.sub(r"[\\*?{}\[\]]", r"\\\g<0>", file) for file in files)  # Spark takes each path for a pattern
+    return _with_facts(spark, reader.parquet(*literal), sealed, facts)
 
 
 def check_file_settings(spark: SparkSession) -> None:
