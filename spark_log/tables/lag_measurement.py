@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.log_dir import LogDirInfo
+from spark_log.cluster.log_dir_uris import location_of
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.ids import LogDirId, TopicId
@@ -218,7 +219,7 @@ def describe_tables(
                     key.target,
                     f"{namespace}.{topic.name} in catalog {catalog}"
                     if catalog and key.target == ICEBERG
-                    else LogDir(log_dirs[key.log_dir_id].uri).location(table_folder(topic, key.target)),
+                    else location_of(log_dirs[key.log_dir_id].uri, table_folder(topic, key.target)),
                     versions[key][1] if key in versions else None,
                     lag.records if lag else 0,
                     max(0, now_ms - lag.oldest_ms) if lag else 0,

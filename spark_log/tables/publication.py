@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.log_dir_uris import location_of
 from spark_log.cluster.topics import Topic, topics_of_ids
 from spark_log.errors import CorruptRecordError, SparkLogError, StorageUnavailableError, StoreChangedError, redact
 from spark_log.failpoints import failpoint
@@ -67,7 +68,7 @@ def delta_tables(cluster: Cluster, topic: Topic) -> dict[LogDirId, str]:
     cluster = cluster.of(topic)
     log_dir_ids = cluster.store.read(lambda connection: topic_tables.log_dirs_with_replicas(connection, topic))
     infos = cluster.log_dirs()
-    return {log_dir_id: LogDir(infos[log_dir_id].uri).location(topic.folder) for log_dir_id in log_dir_ids}
+    return {log_dir_id: location_of(infos[log_dir_id].uri, topic.folder) for log_dir_id in log_dir_ids}
 
 
 def publish(cluster: Cluster, topic: Topic) -> None:

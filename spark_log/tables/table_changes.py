@@ -11,6 +11,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from spark_log.cluster.log_dir import LogDir, LogDirInfo
+from spark_log.cluster.log_dir_uris import location_of
 from spark_log.cluster.topics import Topic
 from spark_log.config import ClusterSettings
 from spark_log.errors import StorageUnavailableError, redact
@@ -64,7 +65,7 @@ class TopicTable:
     @property
     def locations(self) -> list[str]:
         """Return the locations of the topic's folder in all log dirs."""
-        return [LogDir(info.uri).location(self.topic.folder) for info in self.log_dirs.values()]
+        return [location_of(info.uri, self.topic.folder) for info in self.log_dirs.values()]
 
     @property
     def title(self) -> str:

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, BinaryType, BooleanType, MapType, StringType, StructType, TimestampType
 
 from spark_log.cluster.cluster import Cluster, cluster_of
-from spark_log.cluster.log_dir import LogDir
+from spark_log.cluster.log_dir_uris import location_of
 from spark_log.cluster.topics import find_topic
 from spark_log.errors import InvalidOptionError, OffsetOutOfRangeError, PolicyViolationError
 from spark_log.log.columns.envelope import OP, SEQUENCE
@@ -123,7 +123,7 @@ class _State:
         for log_dir_id, (version, ends_here) in sorted(shown.items(), key=lambda each: -len(each[1][1])):
             partitions = [number for number, end in ends_here.items() if end and not ends.get(number, 1)]
             if partitions:
-                location = LogDir(infos[log_dir_id].uri).location(table_folder(metadata, CURRENT))
+                location = location_of(infos[log_dir_id].uri, table_folder(metadata, CURRENT))
                 tables.append((location, version, partitions))
                 ends |= {number: ends_here[number] for number in partitions}
         return cls(tables, ends, starts, watermarks) if tables else None

@@ -18,6 +18,7 @@ from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
 from spark_log.replication.replicas import catch_up as catch_up_module
 from spark_log.replication.replicas.catch_up import ReplicaCopy
 from spark_log.tables import publication_intent, publication_state
+from spark_log.tables.lag_measurement import describe_tables
 from spark_log.tables.publication import delta_tables, try_publish
 from spark_log.tables.publication_intent import Intent
 from spark_log.tables.publication_resets import lower_seen_offsets
@@ -75,6 +76,17 @@ def test_a_replica_that_advances_is_published_although_the_high_watermark_stays(
         assert [tables.values(broker) for broker in (1, 2, 3)] == ["abc", "abc", seen]
         tables.is_the_log()
     assert tables.changes(3) == [(0, True), (1, True)]
+
+
+def test_the_places_of_tables_are_known_while_no_log_dir_can_be_opened(tables, monkeypatch):
+    """To open one at a remote file system may take long, and fails while that does not answer."""
+    tables.append("a")
+    expected = sorted(str(tables.location(broker)) for broker in (1, 2, 3))
+    monkeypatch.setattr(LogDir, "__init__", lambda *_: pytest.fail("opened"))
+    log_dirs = tables.cluster.log_dirs()
+    described = tables.cluster.store.read(lambda connection: describe_tables(connection, [tables.topic], log_dirs, 0))
+    assert sorted(each.location for each in described[tables.topic.topic_id]) == expected
+    assert sorted(delta_tables(tables.cluster, tables.topic).values()) == expected
 
 
 def test_a_failing_log_dir_does_not_stop_the_publication_of_others(tables, caplog):
