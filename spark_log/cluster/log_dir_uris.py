@@ -42,7 +42,8 @@ def location_of(uri: str, relative: str) -> str:
     scheme, _, rest = uri.partition("?")[0].partition("://")
     if scheme == "file":
         return f"{unquote(rest).rstrip('/')}/{relative}"
-    return f"{scheme}://{rest.rpartition('@')[2].rstrip('/')}/{relative}"
+    bucket, slash, path = rest.partition("/")  # an @ may be in the path too
+    return f"{scheme}://{(bucket.rpartition('@')[2] + slash + path).rstrip('/')}/{relative}"
 
 
 def refuse_overlap(uri: str, others: list[str]) -> None:

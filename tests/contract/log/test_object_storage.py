@@ -109,8 +109,10 @@ def test_a_commit_opens_the_delta_table_only_without_obstore(cluster, log, monke
 
 
 def test_objects_are_created_where_they_are_read(s3_server):
-    for prefix in ("a%20b/c", "plus+and=more", "~x/(y)"):
-        log_dir = LogDir(s3_server.uri(f"{uuid4().hex}/{prefix}"))
+    for prefix in ("a%20b/c", "plus+and=more", "~x/(y)", "team@corp/logs"):
+        folder = f"{uuid4().hex}/{prefix}"
+        log_dir = LogDir(s3_server.uri(folder))
+        assert log_dir.location("t/v1.json") == f"s3://{s3_server.bucket}/{folder}/t/v1.json"
         assert log_dir.create_whole("t/x y/v1.json", b"1") and not log_dir.create_whole("t/x y/v1.json", b"2")
         assert log_dir.sizes(["t/x y/v1.json"]) == [1], prefix
 
