@@ -45,7 +45,14 @@ from spark_log.tables.table_changes import (
     storage_error,
     storage_errors,
 )
-from spark_log.tables.unopened_publication import opened, publish_unopened, report_hang, settle, withdraw_if_absent
+from spark_log.tables.unopened_publication import (
+    opened,
+    publish_unopened,
+    report_hang,
+    settle,
+    verify,
+    withdraw_if_absent,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -142,12 +149,13 @@ def publish_all(
     left out; without `folders`, all other tables are.
     """
     published: dict[TopicId, Published] = {}
+    away: dict[LogDirId, Exception] = {}
     for first in range(0, len(topics), _TOPICS_AT_ONCE):
         together = topics[first : first + _TOPICS_AT_ONCE]
         try:
             tables, errors = _tables(cluster, together, cuts)
             tables = [table for table in tables if (folders if table.catalog is None else catalogs)]
-            versions = publish_unopened(cluster, tables)
+            versions = publish_unopened(cluster, tables, away)
         except Exception as error:  # of the metadata store
             published |= {topic.topic_id: Published(error) for topic in together}
             continue
@@ -160,6 +168,8 @@ def publish_all(
             try:
                 version = versions.get(table.key)
                 if version is None:
+                    _began_s[table.topic.uuid, table.target] = clock.monotonic_s()
+                    verify(table, away)  # each time: no new table may be created in a folder that came back empty
                     version = _publish_opened(cluster, table)
                 if version is not None and table.target != ICEBERG and checkpoints.is_due(table, version):
                     due.add(topic_id)
@@ -262,9 +272,6 @@ def _publish_opened(cluster: Cluster, table: TopicTable) -> int | None:
     from deltalake.exceptions import DeltaError
 
     topic, log_dir, uri = table.topic, table.log_dir, redact(table.info.uri)
-    _began_s[topic.uuid, table.target] = clock.monotonic_s()
-    log_dir.check_that_no_call_hangs()
-    log_dir.verify(table.info.uuid)  # each time: no new table may be created in a folder that came back empty
     made_anew = False
     for _ in range(_ATTEMPTS):
         try:

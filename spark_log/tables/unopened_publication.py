@@ -33,15 +33,18 @@ finds a torn log.
 """
 
 
-def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[TableKey, int]:
+def publish_unopened(
+    cluster: Cluster, tables: Sequence[TopicTable], away: dict[LogDirId, Exception]
+) -> dict[TableKey, int]:
     """Publish to those of the tables that need not be opened. Returns their Delta versions; the others must be opened.
+    `away` gets the log dirs that have another id, or do not answer.
 
     A table must be opened if it has changed, must be compared as a whole, may lack typed columns, or has not been
     opened by this process; or if there is something to commit and its log dir is an object store where spark-log cannot
     create a commit file (`LogDir.creates_whole`).
     """
     began_s = clock.monotonic_s()
-    tables = _verified([table for table in tables if table.target == DELTA and table.table_id in opened])
+    tables = _verified([table for table in tables if table.target == DELTA and table.table_id in opened], away)
     if not tables:
         return {}
     changes = _changes(cluster, tables)
@@ -63,19 +66,27 @@ def publish_unopened(cluster: Cluster, tables: Sequence[TopicTable]) -> dict[Tab
     return versions | committed
 
 
-def _verified(tables: Sequence[TopicTable]) -> list[TopicTable]:
-    """Return the tables in log dirs with the right id. Opening one of the other tables raises the reason."""
-    good: dict[LogDirId, bool] = {}
-    for table in tables:
-        if table.info.log_dir_id not in good:
-            try:
-                table.log_dir.check_that_no_call_hangs()
-                table.log_dir.verify(table.info.uuid)
-            except (SparkLogError, OSError):
-                good[table.info.log_dir_id] = False
-            else:
-                good[table.info.log_dir_id] = True
-    return [table for table in tables if good[table.info.log_dir_id]]
+def _verified(tables: Sequence[TopicTable], away: dict[LogDirId, Exception]) -> list[TopicTable]:
+    """Return the tables in log dirs with the right id. `verify` raises the reason for the others."""
+    for table in {table.info.log_dir_id: table for table in tables}.values():
+        with contextlib.suppress(SparkLogError, OSError):
+            verify(table, away)
+    return [table for table in tables if table.info.log_dir_id not in away]
+
+
+def verify(table: TopicTable, away: dict[LogDirId, Exception]) -> None:
+    """Raise an error if the log dir of a table has another id, or does not answer. `away` has the errors of earlier
+    calls: an object store may take minutes to fail, and the tables in other log dirs wait.
+    """
+    log_dir_id = table.info.log_dir_id
+    if log_dir_id in away:
+        raise away[log_dir_id]
+    try:
+        table.log_dir.check_that_no_call_hangs()
+        table.log_dir.verify(table.info.uuid)
+    except (SparkLogError, OSError) as error:
+        away[log_dir_id] = error
+        raise
 
 
 def _changes(

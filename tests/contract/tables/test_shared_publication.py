@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from spark_log.cluster.log_dir import LogDir
+from spark_log.errors import StorageUnavailableError
 from spark_log.ids import LogDirId
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.rewrite import table_loop
@@ -87,6 +89,24 @@ def test_a_log_dir_that_is_not_on_this_host_delays_no_other(cluster, topics, mon
     monkeypatch.undo()
     assert try_publish(cluster, topics)
     assert_delta_is_the_log(cluster)
+
+
+@pytest.mark.on_sqlite
+def test_a_log_dir_that_does_not_answer_is_asked_once(cluster, topics, monkeypatch):
+    """An object store that hangs takes minutes to fail: tables in other log dirs would wait for each table there."""
+    asked = []
+
+    def hang(log_dir, _uuid):
+        asked.append(log_dir)
+        raise StorageUnavailableError("no answer")
+
+    monkeypatch.setattr(LogDir, "verify", hang)
+    for opened_before in (True, False):
+        published = publish_all(cluster, topics, eager=True)
+        assert {str(each.error) for each in published.values()} == {"no answer"}
+        assert len(asked) == 1, opened_before
+        asked.clear()
+        unopened_publication.opened.clear()
 
 
 @pytest.mark.parametrize("cluster_address", ["postgres"], indirect=True)
