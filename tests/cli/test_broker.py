@@ -49,6 +49,7 @@ def test_brokers_are_added_listed_and_removed(cluster: Path, tmp_path: Path) -> 
             "rack: expected 1 to 249 characters without NUL and lone surrogates, got ''",
         ),
         (["add", "--id", "2", "--log-dir", "nosuch://x/y"], "is not a URI that pyarrow.fs opens"),
+        (["add", "--id", "2", "--log-dir", "s3://x/y//z?region=us-east-1"], "has an empty name in its path"),
         (
             ["add", "--id", "2", "--log-dir", "hdfs://127.0.0.1:1/x"],
             "log dir 'hdfs://127.0.0.1:1/x' cannot be opened: ",

@@ -65,6 +65,8 @@ class LogDirFolder:
             raise StorageUnavailableError(redact(f"log dir {uri!r} cannot be opened{hint}: {error}")) from error
         self._process = os.getpid()
         self.local = isinstance(self._opened, fs.LocalFileSystem)
+        if not self.local and "//" in self._root:
+            raise InvalidConfigurationError(f"log dir: {redact(uri)!r} has an empty name in its path, between two /")
 
     @property
     def _fs(self) -> fs.FileSystem:
