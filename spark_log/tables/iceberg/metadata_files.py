@@ -12,7 +12,7 @@ from typing import Any
 from spark_log.cluster.log_dir import LogDir
 from spark_log.errors import CorruptRecordError, InvalidConfigurationError
 from spark_log.failpoints import failpoint
-from spark_log.tables.iceberg.table import IcebergTable
+from spark_log.tables.iceberg.table import ANEW, IcebergTable
 
 _METADATA = re.compile(r"v(\d+)\.metadata\.json")
 
@@ -26,7 +26,11 @@ def open_table(log_dir: LogDir, folder: str, table_id: str) -> IcebergTable:
     version = newest_version(log_dir, folder)
     if version == 0:
         return IcebergTable(log_dir, folder, table_id, 0, None)
-    metadata = json.loads(log_dir.read(_metadata_path(folder, version)))
+    path = _metadata_path(folder, version)
+    try:
+        metadata = json.loads(log_dir.read(path))
+    except ValueError as error:  # another program has written it
+        raise CorruptRecordError(f"the Iceberg table's file {log_dir.location(path)} is torn. {ANEW}") from error
     return IcebergTable(log_dir, folder, table_id, version, metadata)
 
 

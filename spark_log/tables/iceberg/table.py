@@ -7,13 +7,13 @@ in the folder itself, `catalog` those of a catalog.
 import hashlib
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from spark_log.cluster.log_dir import LogDir
-from spark_log.errors import CorruptRecordError
+from spark_log.errors import CorruptRecordError, SparkLogError
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.tables.iceberg import manifests as avro
 from spark_log.tables.iceberg.manifests import Entry, Manifest
@@ -21,6 +21,11 @@ from spark_log.tables.iceberg.metrics import file_metrics
 from spark_log.tables.iceberg.operations import Operation, operations
 from spark_log.tables.iceberg.schema import PARTITION_SPEC, iceberg_schema, last_column_id, name_mapping
 from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
+
+R = TypeVar("R")
+
+ANEW = "Write the table anew with `spark-log table rebuild TOPIC --target iceberg`"
+"""The remedy in errors of damaged metadata."""
 
 VERSION = "spark-log.transaction-version"
 """The key in a snapshot's summary for the version of the intent that the commit carries out."""
@@ -87,24 +92,34 @@ class IcebergTable:
         return next((each for each in self.metadata["snapshots"] if each["snapshot-id"] == current), None)
 
     def manifests_of(self, snapshot: Mapping[str, Any]) -> list[Manifest]:
-        return avro.read_manifest_list(self._read(snapshot["manifest-list"]))
+        return self._read(snapshot["manifest-list"], avro.read_manifest_list)
 
     def _manifests(self) -> list[Manifest]:
         snapshot = self._snapshot()
         return [] if snapshot is None else self.manifests_of(snapshot)
 
     def _entries(self, manifest: Manifest) -> list[Entry]:
-        return avro.read_manifest(self._read(manifest["manifest_path"]), manifest)
+        return self._read(manifest["manifest_path"], lambda data: avro.read_manifest(data, manifest))
 
-    def _read(self, location: str) -> bytes:
-        """Read a file of the table's metadata. Raises CorruptRecordError if it is missing, or the table was moved."""
+    def _read(self, location: str, decode: Callable[[bytes], R]) -> R:
+        """Read a file of the table's metadata. Raises CorruptRecordError if it is missing or damaged, or the table was
+        moved.
+        """
         relative = location.removeprefix(self.location + "/")
         if relative == location:  # Iceberg's paths are absolute
             raise CorruptRecordError(
-                f"the Iceberg table at {self.location} names {location}: it was written at another location. Write it"
-                " anew with `spark-log table rebuild TOPIC --target iceberg`"
+                f"the Iceberg table at {self.location} names {location}: it was written at another location. {ANEW}"
             )
-        return self.log_dir.read(f"{self.folder}/{relative}")
+        try:
+            content = self.log_dir.read(f"{self.folder}/{relative}")
+        except CorruptRecordError as error:
+            raise CorruptRecordError(f"the Iceberg table's file {location} is missing. {ANEW}") from error
+        try:
+            return decode(content)
+        except (SparkLogError, MemoryError):
+            raise
+        except Exception as error:  # fastavro raises errors of many kinds
+            raise CorruptRecordError(f"the Iceberg table's file {location} is damaged: {error}. {ANEW}") from error
 
     def _listed(self, entry: Entry) -> ListedFile:
         file = entry["data_file"]

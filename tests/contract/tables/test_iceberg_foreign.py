@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spark_log.errors import CorruptRecordError
 from spark_log.metadata import tables as t
 from spark_log.replication.controller.topic_operations import alter_configs
 from spark_log.tables.iceberg import manifests
@@ -17,6 +18,7 @@ from spark_log.tables.iceberg.metadata_files import commit, open_table
 from spark_log.tables.iceberg.table import next_metadata
 from spark_log.tables.publication import publish
 from spark_log.tables.publication_state import PublishedFile
+from spark_log.tables.verification import rebuild
 from tests.support.iceberg import CONFIGS, by_duckdb, by_pyiceberg, check, folder_of, metadata_path, snapshots_of
 from tests.support.stores import rows_of
 from tests.support.topics import append, fill, make
@@ -55,6 +57,20 @@ def test_a_table_that_was_deleted_is_made_again(cluster, log, deleted_first):
     topic = alter_configs(cluster, "t", {"table.formats": "delta,iceberg"})
     append(log, topic, "more", partition=1)
     check(cluster, topic, ["append"])
+
+
+@pytest.mark.parametrize("pattern", ["v1.metadata.json", "snap-*.avro", "*-m0.avro"])
+def test_damaged_metadata_are_written_anew_on_request(cluster, log, pattern):
+    topic = make(cluster, "t", 1, **CONFIGS)
+    append(log, topic, "a")
+    publish(cluster, topic)
+    [path] = metadata_path(cluster, topic).parent.glob(pattern)
+    path.write_bytes(path.read_bytes()[:-40])
+    append(log, topic, "b")
+    with pytest.raises(CorruptRecordError, match=rf"{path.name} is .*table rebuild"):
+        publish(cluster, topic)
+    rebuild(cluster, topic, "iceberg")
+    check(cluster, topic)
 
 
 def test_a_file_of_another_writer_is_removed(cluster, log):
