@@ -59,7 +59,9 @@ class CurrentFile:
 
     @property
     def base_offset(self) -> int:
-        return int(self.action["partitionValues"]["base_offset"])
+        """Return the base offset, -1 for a file of another program without one."""
+        number = self.action["partitionValues"].get("base_offset")
+        return -1 if number is None else int(number)
 
     @property
     def bytes(self) -> int:

@@ -1,6 +1,7 @@
 """The current-state table of change events: it shows the rows of the source's table."""
 
 import json
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -149,6 +150,19 @@ def test_a_larger_sequence_that_is_deleted_shows_the_next_event(cluster, log):
     publish(cluster, topic)
     assert rows_of_record(cluster, topic) == {1: 0.5}
     assert [each.difference for each in verify(cluster, topic)] == [None, None]
+
+
+@pytest.mark.on_sqlite
+def test_a_file_of_another_program_without_a_base_offset_is_removed(cluster, log):
+    topic = make(cluster, "t", 1, **CONFIGS, table_current_order="sequence")
+    replay(log, topic, HISTORY)
+    publish(cluster, topic)
+    file = {"path": "x.parquet", "partitionValues": {"partition": "0", "base_offset": None}, "size": 1}
+    add = {"add": {**file, "modificationTime": 0, "dataChange": True}}
+    version = DeltaTable(location_of(cluster, topic)).version() + 1
+    Path(location_of(cluster, topic), "_delta_log", f"{version:020d}.json").write_text(json.dumps(add))
+    publish(cluster, topic)
+    assert rows_of_record(cluster, topic) == ROWS
 
 
 @pytest.mark.on_sqlite
