@@ -12,12 +12,19 @@ from spark_log import clock
 from spark_log.cluster.files.disk_calls import Use
 from spark_log.cluster.log_dir import LogDir
 from spark_log.cluster.topics import Topic
-from spark_log.errors import CorruptRecordError, StorageUnavailableError, redact
+from spark_log.errors import CorruptRecordError, redact
 from spark_log.log.columns.field_paths import contains
 from spark_log.log.columns.topic_columns import TopicColumns
 from spark_log.log.records.schema import SEGMENT_SCHEMA
 from spark_log.tables.publication_state import Cursor, ListedFile, PublishedFile
-from spark_log.tables.table_changes import ConflictingCommitError, Difference, OpenTable, TopicTable, difference
+from spark_log.tables.table_changes import (
+    ConflictingCommitError,
+    Difference,
+    OpenTable,
+    RefusedCommitError,
+    TopicTable,
+    difference,
+)
 from spark_log.tables.unopened_commit import (
     commit_path,
     force_commits,
@@ -268,7 +275,7 @@ class OpenDelta(OpenTable):
     @contextmanager
     def _conflicts(self) -> Iterator[None]:
         """Raise ConflictingCommitError if another process commits before the commit of the block. Raises
-        StorageUnavailableError if deltalake refuses it for another reason, which would last.
+        RefusedCommitError if deltalake refuses it for another reason, which would last.
         """
         from deltalake.exceptions import CommitFailedError
 
@@ -278,7 +285,7 @@ class OpenDelta(OpenTable):
         except CommitFailedError as error:
             if not is_newest(self._table.log_dir, self._table.folder, version):
                 raise ConflictingCommitError from error
-            raise StorageUnavailableError(
+            raise RefusedCommitError(
                 f"{self._table.title}: {redact(' '.join(str(error).split()))}. If another program has switched on such"
                 " features of Delta, remove them with ALTER TABLE ... DROP FEATURE, or delete the folder _delta_log:"
                 " then the next publication makes the table anew"

@@ -40,6 +40,7 @@ from spark_log.tables.table_changes import (
     ConflictingCommitError,
     Difference,
     OpenTable,
+    RefusedCommitError,
     TopicTable,
     find_changes,
     storage_error,
@@ -342,8 +343,9 @@ def _publish_once(cluster: Cluster, table: TopicTable, there: OpenTable) -> int 
     failpoint("publish.before-commit")
     try:
         version = there.commit(what, changes.cursors, columns, transaction_version)
-    except BaseException:
-        withdraw_if_absent(cluster, table, compared[1] + 1, transaction_version)
+    except BaseException as error:
+        refused = isinstance(error, RefusedCommitError)
+        withdraw_if_absent(cluster, table, compared[1] + 1, transaction_version, refused=refused)
         raise
     failpoint("publish.committed")
     settle(cluster, [(table, transaction_version)])

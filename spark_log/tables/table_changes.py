@@ -141,6 +141,10 @@ class ConflictingCommitError(Exception):
     """Another process has committed to the table since it was opened."""
 
 
+class RefusedCommitError(StorageUnavailableError):
+    """deltalake does not write to the table as it is. It has not begun the commit."""
+
+
 def storage_error(what: str, error: BaseException) -> StorageUnavailableError | None:
     """Return the error of a table that could not be read or written, in one line; None for an error of another kind.
 

@@ -177,12 +177,15 @@ def report_hang(cluster: Cluster, table: TopicTable) -> None:
             report_failure(cluster.store, table.info.log_dir_id, size=1)
 
 
-def withdraw_if_absent(cluster: Cluster, table: TopicTable, version: int, transaction_version: int) -> None:
+def withdraw_if_absent(
+    cluster: Cluster, table: TopicTable, version: int, transaction_version: int, *, refused: bool = False
+) -> None:
     """Withdraw the intent of a failed commit of this process, if it is certain that the commit was not made. It may
-    still be made in an object store or a catalog, whose answer may be lost, and in a folder in which a call hangs.
+    still be made in an object store or a catalog, whose answer may be lost, and in a folder in which a call hangs; but
+    not if deltalake has `refused` it.
     """
     may_come = table.target == ICEBERG or not table.log_dir.local or table.log_dir.hangs()
-    if not may_come and _is_newest(table, version - 1):
+    if (refused or not may_come) and _is_newest(table, version - 1):
         cluster.store.transact(lambda c: publication_intent.withdraw(c, table.key, transaction_version))
 
 

@@ -5,6 +5,7 @@ name the cause.
 with `also_on_s3`.)
 """
 
+import json
 import random
 from contextlib import closing, suppress
 from uuid import uuid4
@@ -27,7 +28,7 @@ from spark_log.tables.publication import publish
 from spark_log.tables.verification import verify
 from tests.support.records import keyed, read_all, table
 from tests.support.s3 import S3Proxy, give_up_at_once
-from tests.support.stores import change
+from tests.support.stores import change, count_rows
 from tests.support.table_checks import assert_delta_is_the_log, assert_replicas_are_whole, by_deltalake, location_of
 from tests.support.topics import append
 
@@ -106,6 +107,20 @@ def test_a_commit_opens_the_delta_table_only_without_obstore(cluster, log, monke
     append(log, topic, "e")
     assert len(opened) == 3, "another way leads to the table"
     everything_is_right(cluster, log, topic, ["a", "b", "c", "d", "e"])
+
+
+def test_a_table_that_cannot_be_written_leaves_no_intents(cluster, log):
+    """Each would hold up merges. In an object store a failed commit may still be made, but not a refused one."""
+    topic = create_topic(cluster, "t", configs=FILES)
+    append(log, topic, "a")
+    [info] = cluster.log_dirs().values()
+    protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": ["appendOnly", "clustering"]}
+    path = f"{topic.folder}/_delta_log/{2:020d}.json"
+    assert cluster.log_dir(info).create_whole(path, json.dumps({"protocol": protocol}).encode())
+    append(log, topic, "b")
+    with pytest.raises(StorageUnavailableError, match="ClusteredTable"):
+        publish(cluster, topic)
+    assert count_rows(cluster.store, t.publication_intent) == 0
 
 
 def test_objects_are_created_where_they_are_read(s3_server):
