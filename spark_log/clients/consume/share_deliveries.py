@@ -52,17 +52,20 @@ class Deliveries:
         return iter(self._held)
 
     def add(
-        self, partition: TopicPartition, key: Key, acquired: Range, records: pa.RecordBatch, lock_ends_s: float
+        self, partition: TopicPartition, key: Key, parts: Sequence[tuple[Range, pa.RecordBatch]], lock_ends_s: float
     ) -> None:
-        """Hold records. Earlier deliveries of them to this consumer have ended, so what is held of those is forgotten,
-        except for acknowledgements, which are sent in this poll.
+        """Hold the records of the acquired ranges. Earlier deliveries of them to this consumer have ended, so what is
+        held of those is forgotten, except for acknowledgements, which are sent in this poll.
         """
-        offsets = records.column("offset").to_numpy()
+        offsets = [records.column("offset").to_numpy() for _, records in parts]
+        acquired = np.concatenate(offsets)
         for each in list(self._held):
-            if each.key == key:
-                self._keep(each, (each.types >= 0) | ~np.isin(each.offsets, offsets))
-        types = np.full(len(offsets), _NONE, dtype=np.int8)
-        self._held.append(Delivery(partition, key, acquired, records, offsets, types, lock_ends_s=lock_ends_s))
+            unsent = each.types < 0
+            if each.key == key and unsent.any():
+                self._keep(each, ~(unsent & np.isin(each.offsets, acquired)))
+        for (range_, records), mine in zip(parts, offsets, strict=True):
+            types = np.full(len(mine), _NONE, dtype=np.int8)
+            self._held.append(Delivery(partition, key, range_, records, mine, types, lock_ends_s=lock_ends_s))
 
     def buffered(self, now_s: float) -> Iterator[Delivery]:
         """Yield the deliveries with records that `poll` has not returned. If its lock has ended, a

@@ -108,8 +108,7 @@ class SharePolling:
         )
         ends_s = result.began_s + result.lock_ms / 1000
         for taken in result.taken:
-            for acquired, batch in taken.parts:
-                self.deliveries.add(self._membership.partitions[taken.key], taken.key, acquired, batch, ends_s)
+            self.deliveries.add(self._membership.partitions[taken.key], taken.key, taken.parts, ends_s)
         self._acknowledged(marked, result)  # it may raise the error of a callback
         return bool(result.taken)
 
