@@ -37,7 +37,6 @@ from spark_log.errors import (
 from spark_log.groups.assignors import is_custom, resolve_assignors
 from spark_log.groups.membership import ConsumerMembership, MemberSettings, Membership
 from spark_log.groups.transacted_offsets import GroupMetadata
-from spark_log.process import begin
 
 logger = logging.getLogger(__name__)
 
@@ -290,13 +289,16 @@ class GroupSide:
 
 
 def _await(result: Any) -> None:
-    """Wait for an asynchronous listener, in another thread if the caller of `poll` runs in an event loop."""
+    """Wait for an asynchronous listener. It has an event loop of its own in this thread, because the consumer refuses
+    most calls of other threads. An event loop in which `poll` was called waits meanwhile.
+    """
+    running = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
     try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(_awaited(result))
-    else:
-        begin(lambda: asyncio.run(_awaited(result)), "spark-log-listener").result()
+        with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop) as runner:
+            runner.run(_awaited(result))
+    finally:
+        asyncio._set_running_loop(running)
 
 
 async def _awaited(result: Any) -> None:

@@ -117,14 +117,18 @@ def test_coroutines_as_listeners(cluster, consume, in_a_loop):
             told.append(("revoked", revoked))
 
         async def on_partitions_assigned(self, assigned):
+            await asyncio.sleep(0)
             told.append(("assigned", assigned))
             consumer.commit()
+            consumer.seek(P0, 0)
+            assert consumer.position(P0) == 0
 
     consumer = consume()
     consumer.subscribe(["t"], listener=Listener())
 
     async def poll():
         poll_and_unsubscribe()
+        await asyncio.sleep(0)
 
     def poll_and_unsubscribe():
         settle_consumers(consumer, share=[1])
@@ -136,6 +140,27 @@ def test_coroutines_as_listeners(cluster, consume, in_a_loop):
         poll_and_unsubscribe()
     assert told == [("assigned", {P0}), ("revoked", {P0})]
     assert consumer.assignment() == set() and consumer.subscription() is None
+
+
+@pytest.mark.on_sqlite
+def test_a_coroutine_as_listener_may_close_the_consumer_of_a_program_in_an_event_loop(cluster, consume):
+    make(cluster, "t", 1)
+
+    class Closing(AsyncConsumerRebalanceListener):
+        async def on_partitions_revoked(self, revoked):
+            pass
+
+        async def on_partitions_assigned(self, assigned):
+            consumer.close()
+
+    consumer = consume()
+    consumer.subscribe(["t"], listener=Closing())
+
+    async def poll():
+        assert consumer.poll(1000 * LIMIT_S) == {}
+
+    asyncio.run(poll())
+    assert consumer._closed
 
 
 def members(cluster, group="g"):
