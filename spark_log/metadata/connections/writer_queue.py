@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from spark_log import clock
-from spark_log.errors import MetadataStoreUnavailableError, storage_error
+from spark_log.errors import IllegalStateError, MetadataStoreUnavailableError, storage_error
 from spark_log.process import forget_parent_in_child, start_thread
 
 _POLL_S = 0.001
@@ -61,11 +61,17 @@ class WriterQueue:
 
     @contextmanager
     def turn(self, timeout_s: float) -> Iterator[None]:
-        """Hold the lock during the block. Raise MetadataStoreUnavailableError if others hold it too long, and
-        StorageUnavailableError if its file cannot be opened.
+        """Hold the lock during the block. Raise MetadataStoreUnavailableError if others hold it too long,
+        StorageUnavailableError if its file cannot be opened, and IllegalStateError if a signal handler or finalizer has
+        interrupted a turn of this thread.
         """
         timeout_s = max(0.0, timeout_s)
         thread_lock = self._thread_lock
+        if thread_lock._is_owned():  # type: ignore[attr-defined]
+            raise IllegalStateError(
+                f"{self._path}: a signal handler or finalizer (__del__) writes to the metadata store while its thread"
+                " is in a write transaction: let it set a flag, and write later"
+            )
         try:
             if not thread_lock.acquire(timeout=timeout_s):
                 raise MetadataStoreUnavailableError(self._held(timeout_s))
@@ -77,6 +83,8 @@ class WriterQueue:
             # A signal handler may have raised KeyboardInterrupt just after a lock was acquired. So the thread lock says
             # itself whether this thread has it. In a forked child the queue has another one, and no file lock.
             if self._thread_lock is thread_lock and thread_lock._is_owned():  # type: ignore[attr-defined]
+                if self._waiting is not None:
+                    self._waiting.give_up()
                 if self._descriptor >= 0:
                     fcntl.flock(self._descriptor, fcntl.LOCK_UN)
                 thread_lock.release()
@@ -175,7 +183,7 @@ class _Waiting:
     def is_over(self) -> bool:
         """Return whether the lock was acquired and released again.
 
-        If False, the lock is kept for the caller, which must call `is_acquired` or `close`.
+        If False, the lock is kept for the caller, which must call `give_up` or `close` unless `is_acquired`.
         """
         with self._changed:
             self._wanted = not self._over
@@ -184,14 +192,14 @@ class _Waiting:
     def is_acquired(self, timeout_s: float) -> bool:
         """Wait at most `timeout_s` for the lock. Return True if the caller holds it now."""
         with self._changed:
-            try:
-                return self._changed.wait_for(lambda: self._locked, timeout_s)
-            except BaseException:
-                if self._locked:
-                    self._release()
-                raise
-            finally:
-                self._wanted = False
+            return self._changed.wait_for(lambda: self._locked, timeout_s)
+
+    def give_up(self) -> None:
+        """Release the lock, now or as soon as it is acquired, unless `is_over` is called before."""
+        with self._changed:
+            self._wanted = False
+            if self._locked and not self._over:
+                self._release()
 
     def close(self) -> None:
         """Release the lock and close the descriptor as soon as the lock is acquired."""

@@ -8,10 +8,11 @@ import sqlalchemy as sa
 from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.settings import alter_settings
 from spark_log.cluster.topics import find_topics
-from spark_log.metadata.connections.writer_queue import WriterQueue
+from spark_log.errors import IllegalStateError, MetadataStoreUnavailableError
+from spark_log.metadata.connections.writer_queue import WriterQueue, _Waiting
 from spark_log.metadata.sql_columns import CLUSTER, TOPIC
 from spark_log.replication.controller.topic_operations import create_topic
-from tests.support.waiting import LIMIT_S
+from tests.support.waiting import LIMIT_S, wait_until
 
 pytestmark = pytest.mark.on_sqlite
 
@@ -98,4 +99,30 @@ def test_the_turn_to_write_ends(tmp_path, monkeypatch, after):
     assert turns == [of_another_process, queue]
     assert interrupted.tb is not None
     for each in turns:
+        each.close()
+
+
+def test_a_signal_handler_cannot_write_inside_the_transaction_that_it_interrupts(cluster):
+    def body(connection):
+        with pytest.raises(IllegalStateError, match="signal handler"):
+            cluster.store.transact(lambda inner: None)
+        with pytest.raises(MetadataStoreUnavailableError), WriterQueue(cluster.store._queue._path).turn(0):
+            pass  # the outer transaction still has its turn
+        return connection.execute(QUERY).scalar_one()
+
+    assert cluster.store.transact(body) == cluster.cluster_id
+
+
+def test_a_turn_that_is_interrupted_before_it_waits_is_given_up(tmp_path, monkeypatch):
+    queue, other = WriterQueue(tmp_path / "queue"), WriterQueue(tmp_path / "queue")
+    monkeypatch.setattr(_Waiting, "is_acquired", interrupt)
+    with other.turn(LIMIT_S), pytest.raises(KeyboardInterrupt), queue.turn(LIMIT_S):
+        pass
+    monkeypatch.undo()
+    waiting = queue._waiting
+    wait_until(lambda: waiting._locked)
+    for each in (other, queue, other):
+        with each.turn(LIMIT_S):
+            pass
+    for each in (queue, other):
         each.close()
