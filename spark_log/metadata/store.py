@@ -145,12 +145,8 @@ class Store(StoreTime):
                     connection = connection.execution_options(
                         isolation_level="REPEATABLE READ", postgresql_readonly=True
                     )
-                try:
-                    with connection.begin():
-                        yield connection
-                except BaseException as error:
-                    _forget_interrupted(connection, error)
-                    raise
+                with _forgotten_if_interrupted(connection), connection.begin():
+                    yield connection
         except _DATABASE_ERRORS as error:
             raise self._translate(error) from error
 
@@ -263,10 +259,9 @@ class Store(StoreTime):
                                 connection, committing.token, self._answered, durable=durable, always=always
                             )
                         transaction.commit()
-                    except BaseException as error:
+                    except BaseException:
                         with contextlib.suppress(sa.exc.DBAPIError):
                             transaction.rollback()
-                        _forget_interrupted(connection, error)
                         raise
                     if self._wal is not None:
                         self._wal.truncate_if_long(driver_of(connection))
@@ -336,7 +331,7 @@ class Store(StoreTime):
     @contextlib.contextmanager
     def _writing_connection(self, durable: bool, unlimited: bool) -> Iterator[sa.Connection]:
         self._unanswered.refuse_more(self.engine)
-        with self.engine.connect() as connection:
+        with self.engine.connect() as connection, _forgotten_if_interrupted(connection):
             connection = engines.begin_write(connection)
             if unlimited and not self.sqlite:
                 with engines.without_answer_limit(connection):
@@ -362,12 +357,17 @@ def _hosts(limit: AnswerLimit) -> "Hosts":
     return Hosts(limit)
 
 
-def _forget_interrupted(connection: sa.Connection, error: BaseException) -> None:
-    """Close the connection of a transaction that KeyboardInterrupt or SystemExit has ended. With a cursor in the
-    traceback, SQLite would go on reading from the old snapshot.
+@contextlib.contextmanager
+def _forgotten_if_interrupted(connection: sa.Connection) -> Iterator[None]:
+    """Close the connection if KeyboardInterrupt or SystemExit ends the block. With a cursor in the traceback, SQLite
+    would go on reading from the old snapshot.
     """
-    if not isinstance(error, Exception):
-        connection.invalidate()
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception):
+            connection.invalidate()
+        raise
 
 
 def _is_lost(error: BaseException | None) -> bool:

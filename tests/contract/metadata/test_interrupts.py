@@ -45,7 +45,9 @@ def test_a_transaction_is_rolled_back(cluster, cluster_address, at, durable):
     assert [cluster.store.transact(synchronous, durable=durable) for durable in (True, False, True)] == [2, 1, 2]
 
 
-def test_later_reads_do_not_see_the_snapshot_of_an_interrupted_one(cluster, cluster_address):
+@pytest.mark.parametrize("at", ["begin", "body"])
+@pytest.mark.parametrize("call", ["read", "transact"])
+def test_later_reads_do_not_see_the_snapshot_of_an_interrupted_one(cluster, cluster_address, at, call):
     for name in "ab":
         create_topic(cluster, name)
 
@@ -55,8 +57,12 @@ def test_later_reads_do_not_see_the_snapshot_of_an_interrupted_one(cluster, clus
         interrupt()
         return kept
 
+    if at == "begin":
+        sa.event.listen(cluster.store.engine, "begin", body)
     with pytest.raises(KeyboardInterrupt) as interrupted:
-        cluster.store.read(body)
+        getattr(cluster.store, call)(body)
+    if at == "begin":
+        sa.event.remove(cluster.store.engine, "begin", body)
     with Cluster.open(cluster_address) as other:
         create_topic(other, "c")
     assert sorted(cluster.store.read(find_topics)) == ["a", "b", "c"]
