@@ -187,6 +187,7 @@ class Accumulator:
 
     def wait_for(self, topic_batches: Sequence[TopicBatch], timeout_s: float | None) -> bool:
         """Wait for all the topic batches. Return whether they finished within the time."""
+        timeout_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         with self._lock:
             return self._settled.wait_for(
                 lambda: not any(topic_batch in self._outstanding for topic_batch in topic_batches), timeout_s

@@ -207,6 +207,7 @@ class TopicBatch:
 
     def wait(self, row: int | None, timeout_s: float | None) -> bool:
         """Wait for the outcome of the record, or of every record for None. Return whether it came within the time."""
+        timeout_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         with self.condition:
             return self.condition.wait_for(lambda: self.done if row is None else self.is_done(row), timeout_s)
 

@@ -204,8 +204,9 @@ def test_times_may_be_endless(produce, cluster, endless):
     lingering = produce(linger_ms=endless, delivery_timeout_ms=endless)
     waiting = lingering.send("t", b"v")
     lingering._accumulator.wake()
-    lingering.flush(LIMIT_S)
+    lingering.flush(endless)
     assert waiting.get(timeout=LIMIT_S).offset == 3
+    assert producer.send("t", b"v").get(timeout=endless).offset == 4
 
 
 def test_new_partitions_are_found(produce, cluster):
