@@ -95,6 +95,7 @@ class GroupSide:
         self._overdue = False
         self._left = False
         """Whether `leave` was called during the last `poll`: a listener or a signal handler may close the consumer."""
+        self._leaving = False
         self._changes_read: int | None = None
         self._asked_s = float("-inf")
         self._background_beats = False
@@ -235,15 +236,17 @@ class GroupSide:
             self._subscription.apply(Move(frozenset(lost), frozenset()))
 
     def leave(self) -> None:
-        """Drop all partitions and leave. A static member stays in the group until its session ends."""
+        """Drop all partitions and leave. A static member stays in the group until its session ends. The listener may
+        call this again, and is not called a second time.
+        """
         revoked = frozenset(self._subscription.partitions)
+        again, self._leaving = self._leaving, True
         try:
-            if self.joined and not self._overdue:
-                if revoked:
-                    self._notify("on_partitions_revoked", set(revoked))
-            elif revoked:
-                self._notify("on_partitions_lost", set(revoked))
+            if revoked and not again:
+                mine = self.joined and not self._overdue
+                self._notify("on_partitions_revoked" if mine else "on_partitions_lost", set(revoked))
         finally:
+            self._leaving = again
             self._subscription.apply(Move(revoked, frozenset()))
             self.joined = False
             self._due = self._left = True

@@ -212,6 +212,19 @@ def test_a_member_that_has_joined_again_after_a_slow_listener_may_commit(cluster
 
 @pytest.mark.on_sqlite
 @pytest.mark.parametrize("ends", ["close", "unsubscribe"])
+def test_a_listener_that_always_unsubscribes_is_called_once(ends, cluster, consume):
+    make(cluster, "t", 1)
+    told = Told(lambda _partitions: consumer.unsubscribe())
+    consumer = consume()
+    consumer.subscribe(["t"], listener=told)
+    settle_consumers(consumer, share=[1])
+    getattr(consumer, ends)()
+    assert told.events == [("assigned", {P0}), ("revoked", {P0})]
+    assert consumer.assignment() == set() == set(members(cluster))
+
+
+@pytest.mark.on_sqlite
+@pytest.mark.parametrize("ends", ["close", "unsubscribe"])
 @pytest.mark.parametrize("event", ["assigned", "revoked", "lost"])
 def test_a_listener_may_close_or_unsubscribe_the_consumer(event, ends, cluster, log, consume):
     fill(log, make(cluster, "t", 2), [1, 1])
