@@ -18,7 +18,7 @@ from spark_log.groups.committed_offsets import committed_offsets
 from spark_log.ids import TopicPartition
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.spark.streams import ConsoleOutput, DeltaOutput, TopicOutput, keep_last, write_stream
-from spark_log.spark.streams.outputs import Output
+from spark_log.spark.streams.outputs import Output, Route
 from tests.spark.queries import configured
 from tests.support.python_process import killed_at, run_process
 from tests.support.spark import driver_gateway, uncommit
@@ -94,6 +94,33 @@ def test_changed_groups_replace_old_ones(spark: SparkSession, cluster: Cluster, 
             (0, 2),
             (1, 3),
         ]
+
+
+@pytest.mark.slow
+@pytest.mark.delta_jars
+def test_state_is_saved_if_outputs_read_a_batch_in_part_or_not_at_all(
+    spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
+) -> None:
+    """Delta skips a repeated batch, the console shows the first rows, and a function may choose some. Spark fails a
+    batch that has not saved the state of every partition.
+    """
+    make(cluster, "in")
+    append(log, "in", *map(str, range(20)))
+    source = read_stream(spark, cluster, subscribe="in", startingOffsets="earliest")
+    counts = source.groupBy("value").count()
+    table = DeltaOutput(str(tmp_path / "table"))
+
+    def run(name: str, outputs: Output | Route) -> None:
+        write_stream(
+            counts, outputs, checkpoint=str(tmp_path / name), trigger="available-now", output_mode="complete"
+        ).awaitTermination()
+
+    run("repeated", table)
+    uncommit(tmp_path / "repeated", 0)
+    run("repeated", table)
+    assert spark.read.format("delta").load(table.path).count() == 20
+    run("console", ConsoleOutput(1))
+    run("some", lambda batch: [(batch.limit(1), DeltaOutput(str(tmp_path / "first")))])
 
 
 @pytest.mark.slow

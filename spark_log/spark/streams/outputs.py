@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from uuid import uuid4
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as sf
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -118,22 +118,37 @@ def write_stream(
     if callable(outputs):
         route, keep = outputs, True
     else:
-        route, keep = _whole_to_each(outputs), len(outputs) > 1 or any(map(_merges, outputs))
+        route, keep = _whole_to_each(outputs), len(outputs) > 1 or any(map(_reads_again_or_in_part, outputs))
+    first = True
 
     def write(batch: DataFrame, batch_id: int) -> None:
-        write_batch(batch, route, output_mode, keep, group_id, BatchLocation(batch_id, checkpoint))
+        nonlocal first
+        may_repeat, first = first, False
+        write_batch(batch, route, output_mode, keep, group_id, BatchLocation(batch_id, checkpoint), may_repeat)
 
     return writer.foreachBatch(write).start()
 
 
 def write_batch(
-    batch: DataFrame, route: Route, output_mode: OutputMode, keep: bool, group_id: str | None, location: BatchLocation
+    batch: DataFrame,
+    route: Route,
+    output_mode: OutputMode,
+    keep: bool,
+    group_id: str | None,
+    location: BatchLocation,
+    may_repeat: bool,
 ) -> None:
-    """Write a micro-batch in foreachBatch. With `keep`, persist it, so that it and the state are computed only once."""
+    """Write a micro-batch in foreachBatch. With `keep`, persist it, so that it and the state are computed only once.
+
+    Spark fails a batch that has not computed all its state. So `keep` also computes the whole batch, for outputs that
+    read it in part. Without `keep`, `may_repeat` means that Delta may have the batch and not read it at all.
+    """
     current = checkpoint_of_batch(batch.sparkSession, location).batch
     if keep:
         batch.persist()
     try:
+        if keep:
+            batch.write.format("noop").mode("append").save()
         parts = route(batch)
         outputs = [output for _, output in parts]
         check_outputs(outputs, output_mode, group_id)
@@ -149,6 +164,8 @@ def write_batch(
             for rows, output in sorted(parts, key=lambda part: isinstance(part[1], TopicOutput)):
                 if isinstance(output, TopicOutput):
                     transactions[output.cluster].write(rows, output.topic)
+                elif may_repeat and not keep and isinstance(output, DeltaOutput):
+                    _write_or_compute(rows, output, output_mode, current)
                 else:
                     _write(rows, output, output_mode, current)
                 failpoint("stream.output-written")
@@ -161,8 +178,8 @@ def _whole_to_each(outputs: Sequence[Output]) -> Route:
     return lambda batch: [(batch, output) for output in outputs]
 
 
-def _merges(output: Output) -> bool:
-    return isinstance(output, DeltaOutput) and bool(output.keys)
+def _reads_again_or_in_part(output: Output) -> bool:
+    return isinstance(output, ConsoleOutput) or (isinstance(output, DeltaOutput) and bool(output.keys))
 
 
 def _clusters(outputs: Sequence[Output]) -> set[str]:
@@ -206,6 +223,14 @@ def _write(rows: DataFrame, output: DeltaOutput | ConsoleOutput, output_mode: Ou
             rows.write.format("delta").options(**once).mode(mode).save(path)
 
 
+def _write_or_compute(rows: DataFrame, output: DeltaOutput, output_mode: OutputMode, batch: MicroBatch) -> None:
+    """Write the rows to the table. If Delta skips them, because the table has the batch, only compute them."""
+    before = _version(rows.sparkSession, output.path)
+    _write(rows, output, output_mode, batch)
+    if before is not None and before == _version(rows.sparkSession, output.path):
+        rows.write.format("noop").mode("append").save()
+
+
 def _check_one_row_per_key(rows: DataFrame, output: DeltaOutput) -> None:
     """Raise InvalidOptionError if a key has several rows: MERGE would insert all of them, or fail if the table has the
     key. The check runs one more job with a shuffle for each micro-batch, even if the query has grouped its rows by key.
@@ -225,24 +250,40 @@ def _check_one_row_per_key(rows: DataFrame, output: DeltaOutput) -> None:
 
 def _merged(rows: DataFrame, path: str, keys: Sequence[str]) -> bool:
     """Merge the rows into the table, or return False if there is no table yet. A repetition changes nothing."""
-    table = f"delta.{_quoted(path)}"
-    try:
-        _ = rows.sparkSession.read.format("delta").load(path).schema  # Spark Connect looks for the table only now
-    except AnalysisException as error:
-        if error.getCondition() in _NO_TABLE:
-            return False
-        raise
+    if not _has_table(rows.sparkSession, path):
+        return False
     same = " AND ".join(f"old.{_quoted(key)} <=> new.{_quoted(key)}" for key in keys)
     view = f"spark_log_{uuid4().hex}"
     rows.createOrReplaceTempView(view)
     try:
         rows.sparkSession.sql(
-            f"MERGE INTO {table} AS old USING {view} AS new ON {same}"
+            f"MERGE INTO {_table(path)} AS old USING {view} AS new ON {same}"
             " WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
         )
     finally:
         rows.sparkSession.catalog.dropTempView(view)
     return True
+
+
+def _has_table(spark: SparkSession, path: str) -> bool:
+    try:
+        _ = spark.read.format("delta").load(path).schema  # Spark Connect looks for the table only now
+    except AnalysisException as error:
+        if error.getCondition() in _NO_TABLE:
+            return False
+        raise
+    return True
+
+
+def _version(spark: SparkSession, path: str) -> int | None:
+    """Return the version of a Delta table, or None if there is no table."""
+    if not _has_table(spark, path):
+        return None
+    return int(spark.sql(f"DESCRIBE HISTORY {_table(path)} LIMIT 1").collect()[0].version)
+
+
+def _table(path: str) -> str:
+    return f"delta.{_quoted(path)}"
 
 
 def _quoted(name: str) -> str:
