@@ -128,9 +128,10 @@ def test_state_is_saved_if_outputs_read_a_batch_in_part_or_not_at_all(
 def test_several_rows_of_a_key_in_one_batch_are_refused_by_a_table_with_keys(
     spark: SparkSession, cluster: Cluster, log: ClientLog, tmp_path: Path
 ) -> None:
-    """Before there is a table, and in MERGE. Then the function that reduces them continues."""
+    """Before there is a table in the empty folder, and in MERGE. Then the function that reduces them continues."""
     make(cluster, "in")
     table = DeltaOutput(str(tmp_path / "table"), ("odd", "a.b"))
+    (tmp_path / "table").mkdir()
     rows = numbers(spark, cluster).select("n", (F.col("n") % 2).alias("odd"), F.lit("x").alias("a.b"))
     run = partial(write_stream, rows, checkpoint=str(tmp_path / "checkpoint"), trigger="available-now")
     for values, last in ((["1", "2", "3"], [(0, 2), (1, 3)]), (["5", "7"], [(0, 2), (1, 7)])):

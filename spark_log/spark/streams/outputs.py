@@ -34,7 +34,7 @@ AVAILABLE_NOW = "available-now"
 AS_FAST_AS_POSSIBLE = "0 seconds"
 _SHOWN_MAX = 100
 """The number of characters after which a key is truncated in an error."""
-_NO_TABLE = ("DELTA_PATH_DOES_NOT_EXIST", "DELTA_MISSING_DELTA_TABLE", "PATH_NOT_FOUND")
+_NO_TABLE = ("DELTA_PATH_DOES_NOT_EXIST", "DELTA_MISSING_DELTA_TABLE", "DELTA_TABLE_NOT_FOUND", "PATH_NOT_FOUND")
 
 
 @dataclass(frozen=True, repr=False)
