@@ -12,6 +12,7 @@ from pyspark.sql import functions as sf
 
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import InvalidOptionError, PolicyViolationError
+from spark_log.maintenance import run_tasks
 from spark_log.maintenance.client_log import ClientLog
 from spark_log.replication.controller.topic_operations import add_partitions
 from spark_log.spark.streams import live_table, outputs
@@ -134,6 +135,30 @@ def test_a_truncated_log_is_read_again(
         with caplog.at_level(logging.WARNING):
             assert {bytes(row.key): bytes(row.value) for row in planes.rows().collect()} == {b"a": b"1", b"b": b"3"}
         assert "an unclean leader election truncated records of the table" in caplog.text
+
+
+@pytest.mark.slow
+def test_rows_that_an_executor_has_lost_are_read_again_although_their_files_were_deleted(
+    spark: SparkSession, cluster: Cluster, log: ClientLog
+) -> None:
+    make(cluster, "planes", inline_max_bytes="0", file_delete_delay_ms="0", cleanup_policy="compact")
+    for number in range(11):
+        change(log, **{f"a{number}": number})
+    frame = spark.createDataFrame([("a3",)], "tail string")
+    with Table(spark, str(cluster.store.address), "planes") as planes:
+        for _ in range(2):
+            assert [row.planes.value for row in planes.join(frame, "tail").collect()] == [b"3"]
+            list(run_tasks(cluster, ["merge", "files"]))
+            lose_cached_rows(spark)
+
+
+def lose_cached_rows(spark: SparkSession) -> None:
+    """As if all executors had been lost, with their persisted rows and files of shuffles."""
+    java = spark._jvm.org.apache.spark.SparkEnv.get()  # type: ignore[union-attr]
+    for frame in spark.sparkContext._jsc.getPersistentRDDs().keySet():
+        java.blockManager().master().removeRdd(frame, True)
+    for shuffle in filter(java.mapOutputTracker().containsShuffle, range(2_000)):
+        java.mapOutputTracker().unregisterAllMapAndMergeOutput(shuffle)
 
 
 def test_a_key_in_several_partitions_has_the_row_with_the_largest_time(

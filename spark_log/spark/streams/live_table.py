@@ -4,7 +4,7 @@ Spark reads the static side of a streaming join only once. Therefore the join ru
 offsets that are fixed for the batch. Two frames are cached between batches: the last value of each key at a *base*
 version, partitioned and sorted for joins, and the rows that changed since. Both depend only on offsets and the log, so
 a lost executor only costs time. A batch reads the new records of the topic; the base is read again only after many
-changes or after compaction.
+changes or after compaction, and before the files from which it was read may be deleted.
 """
 
 import logging
@@ -18,6 +18,7 @@ from pyspark.sql import functions as sf
 from pyspark.sql.types import BinaryType, StringType
 from pyspark.sql.utils import is_remote
 
+from spark_log import clock
 from spark_log.cluster.cluster import Cluster
 from spark_log.errors import ClassicSessionRequiredError, InvalidOptionError
 from spark_log.failpoints import failpoint
@@ -55,6 +56,10 @@ class _State:
     base_version: TableVersion
     base: DataFrame
     changed: DataFrame | None
+    kept_until_s: float
+    """The time until which the files of both frames exist, even if they are merged: then an executor that loses its
+    part of the frames can read it again.
+    """
 
 
 class Table:
@@ -205,16 +210,17 @@ class Table:
         """Return the state at `version`, or None if some of its records were removed from the log before they were
         read.
         """
-        state = self._state
-        if state is not None and state.version == version:
+        state, now_s = self._state, clock.monotonic_s()
+        is_kept = state is not None and now_s < state.kept_until_s
+        if state is not None and is_kept and state.version == version:
             return state
-        new = None if state is None else version.since(state.base_version)
+        new = version.since(state.base_version) if state is not None and is_kept else None
         if state is not None and new is not None and sum(offsets.size for offsets in new.values()) <= _CHANGED_MAX:
             changed = self._read(version, new, 1) if new else None
             if new and changed is None:
                 return None
             changed = None if changed is None else _prefixed(changed, _CHANGED).persist()
-            after = _State(version, state.base_version, state.base, changed)
+            after = _State(version, state.base_version, state.base, changed, state.kept_until_s)
             before = [state.changed]
         else:
             whole = {number: OffsetRange(each.start, each.end) for number, each in version.partitions.items()}
@@ -224,7 +230,9 @@ class Table:
                 return None
             base = _prefixed(rows.sortWithinPartitions("key"), _BASE).persist()
             base.count()  # fills the cache: Spark plans joins by its size, and does not shuffle and sort it again
-            after = _State(version, version, base, None)
+            config = self._log.find_topic(self.topic).config
+            kept_ms = min(config.file_delete_delay_ms, config.file_delete_delay_fresh_ms)
+            after = _State(version, version, base, None, now_s + kept_ms / 1000 / 2)
             before = [] if state is None else [state.base, state.changed]
         self._forget(*before)
         return after
