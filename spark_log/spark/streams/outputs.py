@@ -6,6 +6,8 @@ write with the query's id and the batch's number (`txnAppId`, `txnVersion`). Aft
 with the same input and the same state, and the replay only writes outputs that are missing.
 """
 
+import posixpath
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -198,7 +200,7 @@ def check_outputs(outputs: Sequence[Output], output_mode: OutputMode, group_id: 
     if not outputs:
         raise InvalidOptionError("outputs: at least one is needed")
     lasting = [output for output in outputs if not isinstance(output, ConsoleOutput)]
-    targets = [output.path if isinstance(output, DeltaOutput) else output for output in lasting]
+    targets = [_place(output.path) if isinstance(output, DeltaOutput) else output for output in lasting]
     for output, target in zip(lasting, targets, strict=True):
         if targets.count(target) > 1:
             raise InvalidOptionError(f"outputs: {output} is named twice: union the rows instead")
@@ -206,6 +208,11 @@ def check_outputs(outputs: Sequence[Output], output_mode: OutputMode, group_id: 
             raise InvalidOptionError(
                 f"outputs: {output} needs keys in output mode update: they say which row a changed one replaces"
             )
+
+
+def _place(path: str) -> str:
+    """Return one text for the spellings of a path, such as /data/table and file:///data/table/."""
+    return posixpath.normpath(re.sub("^file:(//)?(?=/)", "", path))
 
 
 def _write(rows: DataFrame, output: DeltaOutput | ConsoleOutput, output_mode: OutputMode, batch: MicroBatch) -> None:

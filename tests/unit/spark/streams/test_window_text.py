@@ -35,6 +35,8 @@ def test_windows_need_a_size_above_zero() -> None:
         ([], "append", "at least one"),
         ([TopicOutput("c", "t"), TopicOutput("c", "t")], "append", "named twice"),
         ([DeltaOutput("p"), DeltaOutput("p", ("k",))], "append", "named twice"),
+        ([DeltaOutput("/p"), DeltaOutput("file:///p/")], "append", "named twice"),
+        ([DeltaOutput("s3a://b/p"), DeltaOutput("s3a://b/p/")], "append", "named twice"),
         ([DeltaOutput("p")], "update", "needs keys"),
     ],
 )
