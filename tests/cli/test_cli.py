@@ -235,6 +235,9 @@ ERRORS: list[tuple[list[str], str | None, str]] = [
     (["produce", "events", "--format", "json"], '{"value": ' + "[" * 100_000, "line 1: not JSON"),
     (["produce", "events", "--format", "json"], '{"value": 1, "headers": [{"k": 1}]}', "line 1: headers: expected"),
     (["produce", "events", "--format", "json"], '{"value": 1, "timestamp": 1.5}', "line 1: timestamp: expected"),
+    (["consume", "events", "--group", ""], None, "group_id: '' is not a text"),
+    (["share", "consume", "events", "--group", "g" * 250], None, "has 250 characters"),
+    (["share", "redrive", "events", "--group", "g" * 250], None, "has 250 characters"),
     (["init", "."], None, "cluster already"),
 ]
 

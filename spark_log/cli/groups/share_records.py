@@ -62,7 +62,9 @@ def consume(
 
     from spark_log.clients.consume.share_consumer import AcknowledgeType, ShareConsumer
     from spark_log.cluster.topics import find_topic
+    from spark_log.groups.group_names import check_group_id
 
+    check_group_id(group)
     with open_cluster(cluster) as opened:
         opened.store.read(lambda connection: [find_topic(connection, topic) for topic in topics])
     kind = AcknowledgeType.ACCEPT

@@ -139,7 +139,9 @@ def _consume_as_member(
     from spark_log.cli.topics.topic_reader import member_batches
     from spark_log.clients.consume.consumer import Consumer
     from spark_log.cluster.topics import find_topic
+    from spark_log.groups.group_names import check_group_id
 
+    check_group_id(group)
     with open_cluster(cluster) as opened:
         opened.store.read(lambda connection: find_topic(connection, topic))
     reset = "earliest" if isinstance(position, Earliest) else "latest"

@@ -18,6 +18,7 @@ from spark_log.cluster.cluster import Cluster
 from spark_log.cluster.topics import Topic, find_topics
 from spark_log.errors import DataLossError, IllegalArgumentError, InvalidRecordError, UnknownTopicOrPartitionError
 from spark_log.groups.committed_offsets import KEPT, committed_offsets
+from spark_log.groups.group_names import check_group_id
 from spark_log.groups.share.dead_letters import PREFIX
 from spark_log.ids import OffsetRange, TopicPartition
 from spark_log.log.reader import LogReader
@@ -95,11 +96,11 @@ class Redrive:
         is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """Check the arguments. Raises UnknownTopicOrPartitionError for `topic` and `to`, InvalidRecordError if they are
-        the same, and IllegalArgumentError if `letters` are no longer the next ones.
+        the same, InvalidGroupIdError, and IllegalArgumentError if `letters` are no longer the next ones.
         """
         if to == topic:
             raise InvalidRecordError(f"the letters of topic {topic!r} cannot be copied to the same topic")
-        self.topic, self.group, self.limit = topic, group or f"redrive-{topic}", limit
+        self.topic, self.group, self.limit = topic, check_group_id(group or f"redrive-{topic}"), limit
         self.is_over = is_over
         self._to, self._skip_missing, self._check_topics = to, skip_missing, check_topics
         self._cluster, self._log = cluster, LogReader(cluster)
@@ -167,7 +168,7 @@ class Redrive:
             session_timeout_ms=_SESSION_MS, heartbeat_interval_ms=_HEARTBEAT_MS,
         )  # fmt: skip
         producer = Producer(
-            cluster=address, transactional_id=f"{self.group}-{uuid.uuid4()}", allow_auto_create_topics=False
+            cluster=address, transactional_id=f"{self.group[:200]}-{uuid.uuid4()}", allow_auto_create_topics=False
         )
         with consumer, producer:
             loop = _Loop(self, consumer, producer, report)
