@@ -45,6 +45,11 @@ class OneLineErrors(TyperGroup):
             advice = "; `spark-log doctor` says what to do" if isinstance(error, _UNAVAILABLE) else ""
             note(f"spark-log: {' '.join(redact(text).split())}{advice}")
             raise typer.Exit(1) from error
+        except UnicodeEncodeError as error:
+            if error.reason != "surrogates not allowed":
+                raise
+            note(f"spark-log: {error.object!r} is not UTF-8 text")
+            raise typer.Exit(1) from error
 
 
 app = typer.Typer(

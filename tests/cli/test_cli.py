@@ -238,6 +238,7 @@ ERRORS: list[tuple[list[str], str | None, str]] = [
     (["consume", "events", "--group", ""], None, "group_id: '' is not a text"),
     (["share", "consume", "events", "--group", "g" * 250], None, "has 250 characters"),
     (["share", "redrive", "events", "--group", "g" * 250], None, "has 250 characters"),
+    (["group", "describe", "\udcff"], None, "is not UTF-8 text"),
     (["init", "."], None, "cluster already"),
 ]
 
