@@ -1,5 +1,6 @@
 """The inspection of log dirs of which some hang."""
 
+import shutil
 import threading
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor
 from contextlib import closing
@@ -8,6 +9,7 @@ import pytest
 import sqlalchemy as sa
 
 from spark_log import clock, process
+from spark_log.cluster.each_store import in_each_store
 from spark_log.cluster.lease import unfenced
 from spark_log.cluster.log_dir import LogDir
 from spark_log.facts.topics import describe_topics
@@ -17,6 +19,7 @@ from spark_log.metadata import tables as t
 from spark_log.replication.controller import fallback_controller, log_dir_inspection
 from spark_log.replication.controller.fallback_controller import FallbackController
 from spark_log.replication.controller.log_dir_inspection import inspect_log_dirs
+from spark_log.replication.controller.log_dir_relocation import relocate_log_dir
 from tests.support.replicas import bring_back, folder_of, take_away, topic_on
 from tests.support.stores import topics_view
 from tests.support.topics import append, append_to
@@ -216,6 +219,24 @@ def test_a_damaged_topic_does_not_keep_a_log_dir_offline(three_brokers, damage):
     ends = sa.select(t.replica.c.topic_id, t.replica.c.log_end_offset).where(t.replica.c.broker_id == 3)
     ends = dict(three_brokers.store.read(lambda c: [tuple(row) for row in c.execute(ends)]))
     assert ends == {damaged.topic_id: 0, whole.topic_id: 1}
+
+
+def test_the_files_of_a_log_dir_are_checked_after_its_relocation(three_brokers, tmp_path):
+    """The copy at its new place may be older than the last appends, as that of a backup is."""
+    topic = topic_on(three_brokers, "t", [[1, 2]], inline_max_bytes="0")
+    folder = folder_of(three_brokers, 2)
+    append_to(three_brokers, topic, "a")
+    shutil.copytree(folder, tmp_path / "copy")
+    append_to(three_brokers, topic, "b")
+    folder.rename(folder.with_name("lost"))
+    relocate_log_dir(three_brokers, str(folder), str(tmp_path / "copy"))
+    in_each_store(three_brokers, lambda view: inspect_log_dirs(view, unfenced))
+    [partition] = describe_topics(three_brokers, ["t"])[0].partitions
+    assert [(each.broker_id, each.log_end_offset, each.in_sync) for each in partition.replicas] == [
+        (1, 2, True),
+        (2, 1, False),
+    ]
+    assert online(three_brokers) == {1, 2, 3}
 
 
 def test_files_that_are_missing_stay_named_after_the_inspection(three_brokers):
