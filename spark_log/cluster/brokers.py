@@ -231,6 +231,7 @@ def _left_ms(row: Any, now: StoreClock) -> int | None:
 
 def _lock(connection: sa.Connection, broker_id: int, *, to_remove: bool = False) -> Any:
     """Lock and return the broker's row. Only a removal waits for `keep_brokers`: a lease must be renewed in time."""
+    _check_id(broker_id)
     query = sa.select(t.broker).where(BROKER.broker_id == broker_id).with_for_update(key_share=not to_remove)
     row = connection.execute(query).one_or_none()
     if row is None:

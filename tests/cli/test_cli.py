@@ -239,6 +239,7 @@ ERRORS: list[tuple[list[str], str | None, str]] = [
     (["share", "consume", "events", "--group", "g" * 250], None, "has 250 characters"),
     (["share", "redrive", "events", "--group", "g" * 250], None, "has 250 characters"),
     (["group", "describe", "\udcff"], None, "is not UTF-8 text"),
+    (["broker", "remove", "--id", str(2**63)], None, "broker_id: expected a number"),
     (["init", "."], None, "cluster already"),
 ]
 
