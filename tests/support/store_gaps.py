@@ -10,6 +10,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +26,11 @@ from spark_log.maintenance.client_log import ClientLog
 from spark_log.maintenance.erase.erase import erase
 from spark_log.maintenance.removal.retention import delete_records
 from spark_log.metadata.store import Store
+from spark_log.replication.controller import log_dir_inspection
 from spark_log.replication.controller.topic_operations import add_partitions, delete_topic
 from tests.support.records import NOON_MS
 from tests.support.topics import append, compact_now, make
+from tests.support.waiting import LIMIT_S
 
 
 class StoreGaps:
@@ -277,4 +280,6 @@ class Matrix:
                 log.close()
                 return Outcome(value, error, self._gaps.accesses)
         finally:
+            # inspections leave trial writes behind, whose files would keep the folder from being removed
+            wait([trial.answer for trial in list(log_dir_inspection._trials.values())], LIMIT_S)
             shutil.rmtree(copy)
