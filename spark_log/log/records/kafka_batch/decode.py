@@ -6,6 +6,7 @@ fields. If there are few records, they are decoded one by one, which is faster t
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -19,7 +20,7 @@ from spark_log.errors import InvalidRecordError, InvalidTimestampError, MessageS
 from spark_log.log.columns.value_bytes import slices
 from spark_log.log.records.arrow_numpy import from_numpy
 from spark_log.log.records.kafka_batch.compression import DECOMPRESSED_BYTES_MAX, Budget, decompress
-from spark_log.log.records.kafka_batch.few_records import decode_few
+from spark_log.log.records.kafka_batch.few_records import ManyHeadersError, decode_few
 from spark_log.log.records.kafka_batch.header import (
     HEADER_BYTES,
     NO_TIMESTAMP,
@@ -46,8 +47,8 @@ R = TypeVar("R")
 RECORDS_MAX = 1_000_000
 HEADERS_MAX = 1_000_000
 """The limit of headers of all records. An empty header has two bytes, and takes fifty times as much to be decoded."""
-FEW, _FEW_BYTES = 32, 64 * 1024
-"""Batches with at most this number of records in total are decoded record by record, unless headers could be many."""
+FEW, _FEW_HEADERS = 32, 500
+"""Batches with at most these numbers of records and of headers in total are decoded record by record."""
 _BODY_BYTES_MAX = 1 << 30
 """The number of bytes that are decoded together. It is limited because Arrow's positions in them are int32."""
 _TIMESTAMP_MS_MAX = np.iinfo(np.int64).max // MICROSECONDS_PER_MILLISECOND
@@ -167,9 +168,9 @@ def _groups(bodies: Sequence[_Body]) -> list[list[_Body]]:
 
 
 def _decode_together(bodies: Sequence[_Body], headers_max: int) -> list[pa.Table | SparkLogError]:
-    few_bytes = sum(len(body.data) for body in bodies) <= _FEW_BYTES
-    if few_bytes and sum(body.header.record_count for body in bodies) <= FEW:
-        return decode_few([(body.data, body.header) for body in bodies])
+    if sum(body.header.record_count for body in bodies) <= FEW:
+        with suppress(ManyHeadersError):
+            return decode_few([(body.data, body.header) for body in bodies], min(_FEW_HEADERS, headers_max))
     data = b"".join([*(body.data for body in bodies), bytes(WINDOW)])
     ends_of_bodies = list(accumulate(len(body.data) for body in bodies))
     starts: list[int] = []
