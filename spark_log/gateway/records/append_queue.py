@@ -39,9 +39,7 @@ class Request:
 
 
 def _bytes(batch: SentBatch | Checked) -> int:
-    if isinstance(batch, SentBatch):
-        return len(batch.data)
-    return batch.records.table.nbytes if isinstance(batch, Accepted) else 0
+    return len(batch.data) if isinstance(batch, SentBatch) else batch.bytes
 
 
 def _records(batch: SentBatch | Checked) -> int:

@@ -92,6 +92,8 @@ class Outcome:
     base_offset: int = -1
     append_time_ms: int = -1
     bad_records: Callable[[int], Mapping[int, str]] = field(default=lambda _: {}, compare=False)
+    bytes: int = field(default=0, compare=False)
+    """The size of the records that `bad_records` holds in memory."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,10 @@ class Accepted:
     topic: Topic
     records: Records
     append_time_ms: int
+
+    @property
+    def bytes(self) -> int:
+        return int(self.records.table.nbytes)
 
 
 Checked = Accepted | Outcome
@@ -168,10 +174,12 @@ def _check(
     try:
         return _accepted(batch, decoded, topic, now_ms, stored)
     except SparkLogError as error:
-        return Outcome(error, bad_records=partial(_bad_records, decoded.records, topic, now_ms))
+        reasons = partial(_bad_records, decoded.records, topic, now_ms)
+        # without the traceback, whose frames would keep further copies of the records in memory
+        return Outcome(error.with_traceback(None), bad_records=reasons, bytes=decoded.records.nbytes)
     except Exception as error:
         logger.exception("%s-%s: a record batch cannot be checked", batch.topic, batch.partition)
-        return Outcome(error)
+        return Outcome(error.with_traceback(None))
 
 
 def _accepted(batch: SentBatch, decoded: DecodedBatch, topic: Topic, now_ms: int, stored: pa.Table | None) -> Accepted:

@@ -16,7 +16,6 @@ from spark_log.gateway.protocol.wire import Message
 from spark_log.gateway.records.append_queue import BATCHES_OF_REQUEST_MAX
 from spark_log.gateway.records.batch_checks import (
     BAD_RECORDS_MAX,
-    Accepted,
     Checked,
     Outcome,
     SentBatch,
@@ -114,7 +113,7 @@ async def _checked(services: Services, batches: Sequence[SentBatch], client: Cli
     await memory.records.more(decoded_bytes_max(batches, limits))
     check = partial(services.appender.check, batches, limits)
     checked = await services.bulkheads.run(Lane.CODEC, client.key, check, memory=memory)
-    memory.records.set(of_elements + sum(one.records.table.nbytes for one in checked if isinstance(one, Accepted)))
+    memory.records.set(of_elements + sum(each.bytes for each in checked))
     return checked
 
 
