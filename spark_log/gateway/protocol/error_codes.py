@@ -85,8 +85,8 @@ INTERNAL: dict[str, str] = {
 """Texts for clients, by names of errors whose own texts may name paths, servers or SQL. The own texts are logged."""
 _ANY_OTHER = "the server has failed"
 _LOGGED_EVERY_S, _LOGGED_MAX = 1.0, 10
-_logged_s: dict[str, float] = {}
-"""The time at which each text of the last second was logged."""
+_logged_s: dict[tuple[str, str], float] = {}
+"""The time at which each error of the last second was logged, by its name and its text."""
 _logged_lock = threading.Lock()
 
 SERVER_FAULTS = frozenset({
@@ -162,15 +162,16 @@ def client_message(error: BaseException) -> str:
 
 
 def log_failed(error: BaseException) -> None:
-    """Log the error of a request, at most once a second, and at most ten of all errors in a second: their texts may
+    """Log the error of a request, at most once a second, and at most ten of the same name in a second: their texts may
     quote what clients send.
     """
-    text = f"{type(error).__name__}: {str(error)[:_LOGGED_LENGTH_MAX]}"[:_LOGGED_LENGTH_MAX]
+    name = type(error).__name__
+    logged = name, str(error)[:_LOGGED_LENGTH_MAX]
     now_s = clock.monotonic_s()
     with _logged_lock:
         for old in [each for each, logged_s in _logged_s.items() if now_s - logged_s >= _LOGGED_EVERY_S]:
             del _logged_s[old]
-        if text in _logged_s or len(_logged_s) >= _LOGGED_MAX:
+        if logged in _logged_s or sum(each == name for each, _ in _logged_s) >= _LOGGED_MAX:
             return
-        _logged_s[text] = now_s
-    logger.warning("a request has failed: %s", redact(text))
+        _logged_s[logged] = now_s
+    logger.warning("a request has failed: %s: %s", name, redact(logged[1]))

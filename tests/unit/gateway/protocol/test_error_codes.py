@@ -132,9 +132,11 @@ def test_the_log_has_few_of_the_errors_that_a_client_can_cause_in_a_second(caplo
     for number in range(1_000):
         client_message(errors.CorruptRecordError(f"a record batch says that it has {number} bytes"))
     assert len(caplog.records) == 10
+    client_message(errors.DiskFullError("no room"))
+    assert "no room" in caplog.text, "an error of the server is seen among them"
     now_s += 1
     client_message(errors.CorruptRecordError("a record batch says that it has 0 bytes"))
-    assert len(caplog.records) == 11
+    assert len(caplog.records) == 12
 
 
 @pytest.mark.parametrize("error", [OSError(2, "No such file", "/srv/log"), RuntimeError("/srv/log")])
