@@ -176,6 +176,18 @@ def test_sigterm_lets_the_batch_finish(
     assert described.partitions[0].high_watermark == summary["records"]
 
 
+@pytest.mark.delta_jars
+def test_mode_ignore_leaves_a_delta_table_as_it_is(spark: SparkSession, cluster: Path, tmp_path: Path) -> None:
+    with Cluster.open(str(cluster)) as opened:
+        topic, log = create_topic(opened, "t"), ClientLog(opened)
+        append_keyed(log, topic, (b"k", b"v"))
+        log.close()
+    arguments = ["--subscribe", "t", "--delta", str(tmp_path / "table"), "--mode", "ignore", "--json"]
+    counts = [summary_of(run_job(spark, cluster, "consume", *arguments).out)["records"] for _ in range(2)]
+    assert counts == [1, 0]
+    assert spark.read.format("delta").load(str(tmp_path / "table")).count() == 1
+
+
 def test_erase_reads_its_keys_from_parquet(spark: SparkSession, cluster: Path, tmp_path: Path) -> None:
     with Cluster.open(str(cluster)) as opened:
         topic, log = create_topic(opened, "t", 2), ClientLog(opened)

@@ -257,7 +257,7 @@ def _check_one_row_per_key(rows: DataFrame, output: DeltaOutput) -> None:
 
 def _merged(rows: DataFrame, path: str, keys: Sequence[str]) -> bool:
     """Merge the rows into the table, or return False if there is no table yet. A repetition changes nothing."""
-    if not _has_table(rows.sparkSession, path):
+    if not has_delta_table(rows.sparkSession, path):
         return False
     same = " AND ".join(f"old.{_quoted(key)} <=> new.{_quoted(key)}" for key in keys)
     view = f"spark_log_{uuid4().hex}"
@@ -272,7 +272,8 @@ def _merged(rows: DataFrame, path: str, keys: Sequence[str]) -> bool:
     return True
 
 
-def _has_table(spark: SparkSession, path: str) -> bool:
+def has_delta_table(spark: SparkSession, path: str) -> bool:
+    """Whether there is a Delta table at the path."""
     try:
         _ = spark.read.format("delta").load(path).schema  # Spark Connect looks for the table only now
     except AnalysisException as error:
@@ -284,7 +285,7 @@ def _has_table(spark: SparkSession, path: str) -> bool:
 
 def _version(spark: SparkSession, path: str) -> int | None:
     """Return the version of a Delta table, or None if there is no table."""
-    if not _has_table(spark, path):
+    if not has_delta_table(spark, path):
         return None
     return int(spark.sql(f"DESCRIBE HISTORY {_table(path)} LIMIT 1").collect()[0].version)
 

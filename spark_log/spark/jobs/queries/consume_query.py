@@ -28,6 +28,7 @@ from spark_log.spark.jobs.queries.query_runner import Totals, offsets_around, ru
 from spark_log.spark.jobs.queries.stopwatch import Stopwatch
 from spark_log.spark.jobs.session import end_session, jvm_start_ms, start_session
 from spark_log.spark.jobs.summary import Summary, print_lines, summary_lines
+from spark_log.spark.streams.outputs import has_delta_table
 
 logger = logging.getLogger(__name__)
 
@@ -149,6 +150,8 @@ def _batch(
             counted = show_first(frame, arguments, limit)
             if counted.records == limit:
                 return counted, {}, {}  # Spark chooses the records that it shows
+        case Files("delta", path, "ignore") if has_delta_table(spark, path):
+            counted = Measured()  # Delta would not read the rows, and the observation would never end
         case Files(format_, path, mode):
             with stopwatch.query():
                 shaped(frame, arguments, observation).write.format(format_).mode(mode).save(path)
