@@ -161,7 +161,7 @@ def find_topics(
     lock: bool = False,
     skip_locked: bool = False,
 ) -> dict[str, Topic]:
-    """Return the existing ones of these topics, or all topics for None, by name. `lock` locks their rows for update;
+    """Return those of these topics that exist, by name, or all topics for None. `lock` locks their rows for update;
     with `skip_locked`, topics that another transaction has locked are left out.
 
     A topic that has been moved to this store has a complete copy here before it is live: a reader that the home store

@@ -30,7 +30,7 @@ class InvalidTimestampError(InvalidRecordError):
 
 
 class InvalidSchemaError(FatalError):
-    """A schema of a topic's keys or values cannot be read, or has a field that cannot be a column: an unknown type, a
+    """A schema of a topic's keys or values cannot be read, or its fields cannot be columns: an unknown type, a
     name that Delta tables cannot have, names that differ in case only, too many fields.
 
     Remedy: correct the field that the message names.

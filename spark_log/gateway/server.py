@@ -168,7 +168,7 @@ class Gateway:
         self._cluster.store.fence.raise_refusal()
 
     def stop(self) -> None:
-        """Stop gracefully: leave the list of brokers, append the received records, and close the connections."""
+        """Let `run` leave the list of brokers, append the received records, close the connections and return."""
         self._stopping.set()
 
     async def _serve(self, reader: ClientReader, writer: asyncio.StreamWriter) -> None:

@@ -32,7 +32,7 @@ def create_store(
 ) -> Store:
     """Create a store with all tables, the cluster's row and the rows that `fill` adds, in one transaction.
 
-    Raise ClusterAlreadyExistsError if there is a cluster at the address, UnsupportedVersionError if the server is too
+    Raise ClusterAlreadyExistsError if the address has a cluster, or UnsupportedVersionError if the server is too
     old.
     """
     if address.folder:

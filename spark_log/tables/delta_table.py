@@ -197,7 +197,7 @@ def commit_changes(
 
 
 class OpenDelta(OpenTable):
-    """See OpenTable."""
+    """A Delta table, as of the version that was opened."""
 
     def __init__(self, table: TopicTable, delta: "DeltaTable") -> None:
         self._table, self._delta = table, delta

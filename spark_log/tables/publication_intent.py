@@ -105,7 +105,7 @@ def withdraw(connection: sa.Connection, key: TableKey, version: int) -> None:
 
 
 def _last_versions(connection: sa.Connection, topic_ids: Collection[TopicId]) -> dict[TableKey, int]:
-    """Return the highest noted version of each of the topics' tables that has intents."""
+    """Return the highest version of the intents of each of these topics' tables."""
     keys = [PUBLICATION_INTENT[name] for name in TableKey._fields]
     query = sa.select(*keys, sa.func.max(PUBLICATION_INTENT.transaction_version)).group_by(*keys)
     rows = connection.execute(query.where(PUBLICATION_INTENT.topic_id.in_(topic_ids)))

@@ -60,7 +60,9 @@ that has only group offsets may begin and end in the same call."""
 
 @dataclass(frozen=True)
 class ProducerRef:
-    """The identity that a producer sends in each call. It identifies one transaction if each end raises the epoch."""
+    """The identity that a producer sends in each call. Where each commit and abort raises the epoch, it identifies a
+    transaction.
+    """
 
     producer_id: int
     epoch: int

@@ -123,7 +123,7 @@ def read_changes(
     to_ms: int | None = None,
     limit: int = 100,
 ) -> list[RecordedChange]:
-    """Return the newest changes in [from_ms, to_ms), newest first, that have all the given values."""
+    """Return the newest `limit` changes in [from_ms, to_ms) with all given values, newest first."""
     given: dict[str, str | None] = {"who": who, "action": action, "target": target, "outcome": outcome}
     filters = {name: value for name, value in given.items() if value is not None}
     names = ["who", "action", "target", "parameters", "outcome", "error", "source"]

@@ -131,7 +131,7 @@ class Buffers:
         self._streams[partition] = stream
 
     def drop(self, partition: TopicPartition) -> None:
-        """Drop the stream of a partition, and an error of it that was not raised yet."""
+        """Drop the stream of a partition, and its error, if not raised yet."""
         self._streams.pop(partition, None)
         if self._error is not None and self._error[0] == partition:
             self._error = None

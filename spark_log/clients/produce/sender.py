@@ -71,7 +71,7 @@ def _drop_traceback(error: BaseException | None) -> None:
 
 
 def _own_remaining_tables(tried: Sequence[ProducerBatch]) -> None:
-    """Copy the records of batches that wait longer than others of their topic batch, to free shared buffers."""
+    """Copy the records of the batches that remain of a partly finished topic batch, to free shared buffers."""
     for topic_batch in {batch.topic_batch for batch in tried}:
         left = [batch for batch in topic_batch.batches or () if batch.table is not None]
         if len(left) < len(topic_batch.batches or ()):

@@ -22,7 +22,7 @@ _UPLOAD_BYTES = 4 * 1024 * 1024
 
 
 class NewFile(Protocol):
-    """A file that is being written. Invisible under its name until `commit`; deleted by `abort`."""
+    """A file that is being written. It gets its name with `commit`; `abort` deletes it."""
 
     def write(self, data: Any, /) -> int: ...
     def commit(self) -> None: ...

@@ -176,9 +176,9 @@ def _indented(text: str) -> tuple[str, str]:
 
 
 def jsonable(value: Any) -> Any:
-    """Return a value of Arrow as a JSON value.
+    """Convert an Arrow value to a JSON value.
 
-    Bytes become text or hexadecimal digits. Decimals and times become text.
+    Bytes become text or hexadecimal digits, cut if they are long. Values that JSON does not have become text.
     """
     match value:
         case dict():

@@ -50,8 +50,8 @@ TRANSACTIONS = RequestLimits(elements_max=ELEMENTS_OF_TRANSACTIONS_MAX)
 
 
 def check_cost(kind: Any, version: int, body: memoryview, elements_max: int) -> int:
-    """Return the number of elements that the decoded body of this kafka-python message class would have. Raises
-    CostlyRequestError if there are more than `elements_max`, or if a length, count or varint does not fit its bytes.
+    """Return the number of elements that the body has when kafka-python's message class `kind` decodes it. Raises
+    CostlyRequestError for more than `elements_max`, too many tagged structs, or a length, count or varint beyond it.
     """
     walk = _Walk(body, elements_max)
     try:

@@ -1,4 +1,4 @@
-"""Refuses requests of group members with names that cannot be stored or returned, before their handlers.
+"""Refuses, before the handler, requests of group members with names that cannot be stored or returned.
 
 PostgreSQL stores no NUL; requests are refused in the same way with SQLite. In old versions of responses, a string has
 at most 32,767 bytes. Newer requests allow longer names, and one such group would make ListGroups fail for old clients.

@@ -218,9 +218,9 @@ def alter_group_configs(
     replace_all: bool = False,
     validate_only: bool = False,
 ) -> GroupConfig:
-    """Set configs of a group, which need not exist; None resets one to its default. With `replace_all`, the others are
-    reset too. Returns the configs in use. Raises InvalidGroupIdError, or InvalidConfigurationError, which names the
-    config and its value; then nothing is changed.
+    """Set configs of a group, which need not exist; None resets one to its default. `replace_all` also resets the
+    others; `validate_only` stores nothing. Returns the new configs. Raises InvalidGroupIdError, or
+    InvalidConfigurationError, which names the config and its value; then nothing is changed.
     """
     check_group_id(group_id)
     check_group_config_names(changes)

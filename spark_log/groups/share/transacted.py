@@ -34,7 +34,7 @@ class ShareAcknowledgements:
 
 
 class TransactedAcknowledgements:
-    """The acknowledgements that one transaction of a producer commits. Their records are locked until its end."""
+    """The acknowledgements in a producer's transaction. Their records stay locked until the transaction ends."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster

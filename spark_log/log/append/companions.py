@@ -50,7 +50,7 @@ class TailLimit(Protocol):
     """Keeps the inline tails of a plan short, because a plan contains their bytes."""
 
     def too_long(self, sizes: Mapping[TopicPartition, int]) -> list[TopicPartition]:
-        """Return the tails to seal before the plan; `sizes` has the bytes of each tail."""
+        """Return the tails to seal before a read is planned. `sizes` is in bytes."""
 
     def seal(self, topic: Topic, partition: int) -> bool:
         """Seal the tail. Returns whether it has become shorter."""

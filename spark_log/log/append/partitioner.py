@@ -4,9 +4,9 @@ A record goes to its explicit partition, otherwise to that of its key's hash, ot
 
     partition(key) = (murmur2(key) & 0x7fffffff) % partitions    org.apache.kafka.clients.producer, seed 0x9747b28c
 
-Records with null keys are distributed in *runs*: a batch is cut into contiguous blocks of (nearly) equal size, one per
-partition. The partitions get the same share as with round-robin by record, but a block is a slice, which needs no copy,
-and adjacent records stay together, as in Kafka's sticky partitioner.
+Records with null keys are distributed in *runs*: a batch is cut into contiguous blocks of nearly equal size, at
+most one per partition. The partitions get the same share as with round-robin by record, but a block is a slice, which
+needs no copy, and adjacent records stay together, as in Kafka's sticky partitioner.
 """
 
 import struct

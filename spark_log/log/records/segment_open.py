@@ -52,7 +52,7 @@ def open_segment(source: str | Path | pa.NativeFile, expected: ExpectedSegment) 
     """Open and verify a segment file, given as a local path or as an opened random-access file of pyarrow.fs.
 
     Raises CorruptRecordError, which names the path and the difference, and StorageUnavailableError if the file cannot
-    be read for another reason than its content (it is missing, permissions, input/output).
+    be read for a reason other than its content (no such file, no permission, an I/O error).
     """
     with corrupt_on_bad_bytes(expected.path):
         local = not isinstance(source, pa.NativeFile)

@@ -176,7 +176,7 @@ def _scheduled() -> list[PeriodicTask]:
 
 
 def coordinator_tasks() -> tuple[PeriodicTask, ...]:
-    """Return the tasks of the holder of lease `coordinator` of the home store."""
+    """Return the tasks of the holder of lease `coordinator` in the home store."""
     recorder = Recorder()
     return (
         *GROUP_TASKS,

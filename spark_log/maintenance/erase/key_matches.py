@@ -80,7 +80,7 @@ def holds(item: Scan, erased: KeySet) -> bool | SparkLogError:
 
 
 def write_without(item: Write, erased: KeySet) -> Written | SparkLogError:
-    """Write the segment's new file, under a name of this attempt only. Returns an error instead of raising it."""
+    """Write the records to keep to a new file with a unique name. Returns an error instead of raising it."""
     name = f"{item.prefix}-{uuid.uuid4().hex[:12]}.parquet"
     try:
         return write(item.rewriting, name, item.log_dirs, open_log_dir, keep_others(erased, item.end))

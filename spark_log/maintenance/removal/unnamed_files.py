@@ -65,8 +65,8 @@ def by_folder(files: Iterable[UnnamedFile]) -> list[Unnamed]:
 
 
 def find_unnamed_files(cluster: Cluster, topic: str | None = None) -> UnnamedFiles:
-    """Return each unnamed file of one topic, or of all; only of log dirs that answer, and without the files of topics
-    whose store does not answer.
+    """Return the segment files of one topic, or of all, that the metadata does not name. Log dirs that do not answer
+    are left out, and so are topics whose store does not answer.
 
     It lists every file, which takes minutes for millions. A file with replicas is listed in each of their log dirs. If
     the topic was deleted, or the store does not know it, the folders of this name are searched too.

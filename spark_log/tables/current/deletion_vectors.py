@@ -54,7 +54,7 @@ class Vector:
 
     @classmethod
     def of(cls, descriptor: Mapping[str, Any]) -> "Vector | None":
-        """Return the vector of a descriptor, None if it is in a place where spark-log writes none."""
+        """Return the descriptor's vector, or None if spark-log stores no vectors in such a place."""
         if descriptor["storageType"] != "u" or len(descriptor["pathOrInlineDv"]) != 20:
             return None
         encoded = descriptor["pathOrInlineDv"].encode().translate(bytes.maketrans(_Z85, _B85))

@@ -254,7 +254,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return the reader of executors, without the address of the metadata store."""
+        """Pickle a reader for executors, without the address of the metadata store."""
         return StreamReader, (None, self._columns)
 
 

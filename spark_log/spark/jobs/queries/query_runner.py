@@ -153,7 +153,7 @@ def _behind(progress: Any) -> int | None:
 
 
 def offsets_around(totals: Totals) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
-    """Return the next offset of each partition of the spark_log sources, before the first and after the last batch."""
+    """Return the offsets of the spark_log sources before the first batch and after the last batch, by partition."""
     before: dict[TopicPartition, int] = {}
     after: dict[TopicPartition, int] = {}
     if totals.first is not None:
