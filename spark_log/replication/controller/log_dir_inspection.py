@@ -200,7 +200,8 @@ def _ask_all(log_dirs: Sequence[RegisteredLogDir], cluster_id: str) -> dict[LogD
     ours = frozenset(one.uuid for one in log_dirs)
 
     def ask(log_dir: RegisteredLogDir) -> "Future[LogDirAnswer]":
-        question = replace(log_dir, counter=0), cluster_id, ours
+        # one question in any state: a log dir that hangs is asked once
+        question = replace(log_dir, online=True, counter=0), cluster_id, ours
         return ask_in_thread("spark-log-inspection", question, lambda: _ask(log_dir, cluster_id, ours))
 
     asked = {one.log_dir_id: ask(one) for one in log_dirs}
