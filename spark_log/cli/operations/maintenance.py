@@ -38,7 +38,7 @@ def maintenance(
     **Tasks**, in the order in which they run
 
     - `flush`: force acknowledged records to disk (flush.ms)
-    - `seal`: write inline tails older than delta.max.lag.ms or segment.ms to files, and list the files in Delta tables
+    - `seal`: write inline tails older than delta.max.lag.ms or segment.ms to files, and list these in the Delta tables
     - `transactions`: abort transactions open for longer than transaction.timeout.ms; end their parts in data stores
     - `retention`: drop records that retention.ms and retention.bytes no longer keep
     - `compact`: keep the last value of every key (cleanup.policy=compact) in partitions that are not too large
@@ -46,7 +46,7 @@ def maintenance(
     - `delta`: update Delta tables, write their checkpoints, delete their expired log files
     - `files`: delete retired files, deleted topics, and files that the metadata does not name
     - `expire`: delete the offsets of empty groups, and inactive producers and transactional ids
-    - `columns`: add the present typed columns (of keys and values) to files that lack them; it runs only if it is named
+    - `columns`: add the present typed columns (of keys and values) to files that lack them; runs only if it is named
 
     **Examples**
 

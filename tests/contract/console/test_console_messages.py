@@ -204,7 +204,7 @@ def test_produce_appends_one_record(console, cluster, log):
         ({"value": "?", "value_encoding": "base64"}, "not base64"),
         ({"value": "{}", "partition": "9"}, "partition"),
         ({"value": "{}", "headers": "h"}, "headers"),
-        ({"key": "k", "value": "{}"}, "key: it is not empty"),
+        ({"key": "k", "value": "{}"}, "key: null has no text"),
     ]:
         answer = console.client.post("/api/v1/topics/orders/produce", json=fields)
         assert (answer.status_code, error in answer.json()["error"]) == (400, True), answer.text
