@@ -280,9 +280,9 @@ def test_flush_messages_limits_the_unforced_records(cluster, log, monkeypatch):
     log.append(topic, [Records(0, table("x"))])
     assert recovery_point(cluster) == 10
     assert len(unforced) == (0 if cluster.store.sqlite else 4)
-    if cluster.store.sqlite:
-        with topics_view(cluster).store.snapshot() as connection:
-            assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2, "FULL again"
     alter_configs(cluster, "t", {"flush.messages": None})
     log.append(find(cluster, "t"), [Records(0, table("x"))])
     assert recovery_point(cluster) == 12, "by default every append is on disk when it is acknowledged"
+    if cluster.store.sqlite:
+        with topics_view(cluster).store.snapshot() as connection:
+            assert connection.exec_driver_sql("PRAGMA synchronous").scalar_one() == 2, "FULL again"
