@@ -1,4 +1,4 @@
-"""What operators use: alerts, problems that the doctor names, Compose files and the chart of Kubernetes.
+"""Checks what operators use: alerts, problems that the doctor names, Compose files and the Kubernetes chart.
 
 promtool decides which alerts of conf/prometheus/alerts.yaml fire on what was scraped. The JSON schema of the Compose
 Specification comes from a package that contains it, instead of a copy here. helm and kubeconform, which

@@ -52,8 +52,8 @@ async def find_places(services: Services, session: Session, client: Client, topi
     """Return the partitions of a request. The store is not read if all of them are in the session, and the client may
     still read them.
     """
-    known: Asked | None = await services.compute(_of_session, session, client, topics)
-    return known if known is not None else await services.call(_asked, services, client, topics)
+    of_session: Asked | None = await services.compute(_of_session, session, client, topics)
+    return of_session if of_session is not None else await services.call(_asked, services, client, topics)
 
 
 def _of_session(session: Session, client: Client, topics: Sequence[Message]) -> Asked | None:

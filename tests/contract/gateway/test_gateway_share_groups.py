@@ -224,7 +224,7 @@ def test_errors_of_partitions(client):
 
     assert errors(client.fetch(0, topic_id=uuid.uuid4())) == [UNKNOWN_TOPIC_ID]
     assert errors(client.fetch(0, partitions=(7,))) == [UNKNOWN_TOPIC]
-    unread = ShareClient(client.connection, client.topic_id, group="nobody-joined")
+    unread = ShareClient(client.connection, client.topic_id, group="without-members")
     assert errors(unread.fetch(0)) == [UNKNOWN_TOPIC]
     assert client.fetch(1, mode=7).error_code == INVALID_REQUEST  # a broker: UNKNOWN_SERVER_ERROR
     assert client.acknowledge(2, (0, 0, [ACCEPT]), topic_id=uuid.uuid4()) == (NONE, [UNKNOWN_TOPIC_ID])

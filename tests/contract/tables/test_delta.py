@@ -256,44 +256,6 @@ def test_a_delta_log_torn_by_a_power_loss_is_repaired(topic, file, tear, monkeyp
     topic.is_whole()
 
 
-def test_a_commit_in_doubt_is_forced_to_disk_before_it_is_recorded(tmp_path, monkeypatch):
-    """Its publisher was killed before it forced it. If a power loss tore it later, streams would miss its records."""
-    tables = {
-        "delta.max.lag.ms": "-1",
-        "retention.ms": "-1",
-        "table.formats": "delta,iceberg",
-        "table.current": "delta",
-    }
-    topic = FileTopic(tmp_path / "cluster", configs=FILES | tables)
-    topic.append("a")
-    topic.publish()
-    with monkeypatch.context() as patch:
-        patch.setattr("spark_log.maintenance.rewrite.table_loop.try_publish", lambda *_, **__: True)
-        topic.append("b")
-        patch.setattr(publication_intent, "settle", lambda *_: None)
-        topic.publish()
-    monkeypatch.setattr(unopened_publication, "opened", {})  # another process goes on
-    folders = ("_delta_log", "_current/_delta_log", "metadata")
-    commits = {str(max(Path(topic.location, folder).glob("*[0-9]*.json"))) for folder in folders}
-    forced, real_fsync, real_settle = set(), os.fsync, publication_intent.settle
-
-    def fsync(descriptor):
-        forced.add(os.readlink(f"/proc/self/fd/{descriptor}"))
-        real_fsync(descriptor)
-
-    def settle(connection, settled):
-        recorded.append(commits & forced)
-        real_settle(connection, settled)
-
-    recorded = []
-    monkeypatch.setattr(os, "fsync", fsync)
-    monkeypatch.setattr(publication_intent, "settle", settle)
-    topic.publish()
-    assert recorded[-1] == commits and [len(each) for each in recorded] == [1, 2, 3]
-    topic.is_whole()
-    topic.close()
-
-
 def test_a_log_is_listed_once_for_a_checkpoint_and_its_expired_files_are_deleted(topic, monkeypatch):
     while topic.delta.version() < COMMITS_MAX:
         topic.append("more")

@@ -29,7 +29,7 @@ LOCK_MS = 50
 
 @dataclass(frozen=True)
 class State:
-    """What the dictionary has of an offset below `next`: a range's columns, or a delayed record."""
+    """The entry of an offset below `next` in the dictionary: a range's columns, or a delayed record."""
 
     kind: str
     """acquired, available, archiving, delayed or finished"""
@@ -165,7 +165,7 @@ class ShareWorld(RuleBasedStateMachine):
     def same_append(self, offset, other):
         return sum(e <= offset for e in self.appends) == sum(e <= other for e in self.appends)
 
-    # what must hold
+    # Invariants
 
     @invariant()
     def check(self):

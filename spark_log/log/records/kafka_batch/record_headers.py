@@ -73,8 +73,8 @@ def read_headers(data: bytes, varints: Varints, at: Longs, ends: Longs, counts: 
         rows = rows[(counts[rows] > number) & ~bad]
     for row in rows.tolist():
         positions, at[row] = _headers_of(data, int(at[row]), int(ends[row]), int(counts[row]) - number)
-        found = np.array(positions, np.int64).reshape(-1, 5)
-        parts.append((np.full(len(found), row), *found.T))
+        columns = np.array(positions, np.int64).reshape(-1, 5).T
+        parts.append((np.full(columns.shape[1], row), *columns))
     malformed |= at != ends
     return HeaderPositions(*(np.concatenate([part[i] for part in parts]) for i in range(6))), malformed
 

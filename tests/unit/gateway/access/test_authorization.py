@@ -25,7 +25,7 @@ def request_of(*topics):
 
 
 async def test_rights_of_large_produce_requests_are_checked_in_threads_and_their_order_is_kept():
-    """The check of twenty thousand topics takes a third of a second, in which the event loop would serve nobody."""
+    """The check of 20,000 topics takes a third of a second, in which the event loop would serve no other client."""
     handled, threads = [], []
 
     async def compute(function, *arguments):

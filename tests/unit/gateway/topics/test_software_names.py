@@ -1,4 +1,4 @@
-"""What a connection remembers of its client's library."""
+"""The name and the version of a client's library that a connection keeps."""
 
 from types import SimpleNamespace
 
